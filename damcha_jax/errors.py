@@ -1,0 +1,29 @@
+"""Errors that a command line prints as one line, `error: ...`, without a traceback."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+  """Something the user can act on; the message is one line that names the value and the remedy."""
+
+  exit_status = 1
+
+
+class DataError(UserError):
+  """A corpus is missing, incomplete or not what its hash says."""
+
+
+class CheckpointError(UserError):
+  """A checkpoint cannot be written or none of those present can be read."""
+
+
+class WorkdirError(UserError):
+  """The working directory belongs to another configuration, is in use, or cannot be written."""
+
+
+class Interrupted(UserError):
+  """A signal asked the run to stop; its state is saved and the same command resumes it."""
+
+
+class NonFiniteError(UserError):
+  """A loss, gradient or parameter is NaN or infinite; the last good checkpoint is kept."""

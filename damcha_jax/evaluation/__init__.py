@@ -1,0 +1,1 @@
+"""Evaluation: exact likelihoods over whole splits."""

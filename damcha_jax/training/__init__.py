@@ -1,0 +1,1 @@
+"""Training: optimizer, sharding, checkpoints and the loop."""

@@ -1,0 +1,256 @@
+"""Typed, frozen configuration: the one place where a ConfigDict becomes dataclasses.
+
+`configs/*.py` write every value out; `freeze` turns the result into the dataclasses below, which
+the rest of the package takes. No field has a default: a key that is missing, unknown or of the
+wrong type is a `ConfigError` that names it and, for an unknown one, the nearest valid name. What
+involves several keys at once is checked when the dataclass is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import operator
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Optional
+
+import ml_collections
+
+
+class ConfigError(ValueError):
+  """A configuration that cannot be run; the message names the value and the remedy."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+  """Transformer decoder: N layers, H heads, width D, feed-forward width F, V symbols."""
+
+  num_layers: int
+  num_heads: int
+  features: int
+  mlp_features: int
+  vocab_size: int
+  positions: Literal["learned", "sinusoidal"]
+  norm_placement: Literal["pre", "post"]
+  tie_embeddings: bool
+  dropout_rate: float
+  remat: bool
+  scan_layers: bool
+  attention_implementation: Literal["auto", "plain", "xla", "cudnn"]
+  dtype: Literal["float32", "bfloat16"]  # of the computation; the softmax stays float32
+  param_dtype: Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True)
+class DamchaConfig:
+  """The DAMCHA attention and its metric generator f_theta (paper Section 3)."""
+
+  form: Literal["head_slice", "full_width"]
+  update_rank: Optional[int]  # full_width only: rank of the adaptive update, None for a full one
+  metric: Literal["generated", "static"]  # 'static': the ablation "w/o f(x)+share"
+  sharing: Literal["generator", "stack", "none"]
+  context: Literal["prefix", "sequence", "learned"]
+  stride: int
+  widths: tuple[int, ...]  # hidden widths of f_theta: P - 1 numbers
+  parameterization: Literal["blocks", "rowsum"]
+  preset: Literal["paper", "robust"]
+  block_ablation_train: Literal["full", "diagonal", "off_diagonal"]
+  block_ablation_eval: Literal["full", "diagonal", "off_diagonal"]
+  allow_future_leak: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+  """AdamW with warm-up and cosine decay."""
+
+  learning_rate: float
+  end_learning_rate_factor: float
+  warmup_steps: int
+  b1: float
+  b2: float
+  eps: float
+  weight_decay: float
+  clip_norm: float
+  accumulation_steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+  """Where corpora live and how Mix is made."""
+
+  data_dir: str
+  decontaminate: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """Device mesh; at most one axis may be -1, which takes the devices that are left."""
+
+  data: int
+  fsdp: int
+  tensor: int
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+  every_steps: int
+  batch_size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+  every_steps: int
+  keep_last: int
+  keep_best: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LoggingConfig:
+  every_steps: int
+  tensorboard: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingConfig:
+  """The text printed at the end of a language-model run."""
+
+  prompt: str
+  num_tokens: int
+  temperature: float
+  top_k: int  # 0: off
+  top_p: float  # 1.0: off
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageModelConfig:
+  """One language-model experiment (paper Section 5.4)."""
+
+  experiment: str
+  size: str
+  dataset: str  # 'enwik8' | 'text8' | 'mix' | 'sample_*' | path of a text file
+  attentions: str  # comma-separated
+  seeds: tuple[int, ...]
+  num_steps: int
+  batch_size: int
+  context_length: int
+  model: ModelConfig
+  damcha: DamchaConfig
+  optimizer: OptimizerConfig
+  data: DataConfig
+  mesh: MeshConfig
+  logical_rules: tuple[tuple[str, Any], ...]
+  evaluation: EvaluationConfig
+  checkpoint: CheckpointConfig
+  logging: LoggingConfig
+  sampling: SamplingConfig
+  prng_impl: Literal["threefry2x32", "rbg", "unsafe_rbg"]
+
+  def __post_init__(self):
+    _check_language_model(self)
+
+  @property
+  def attention_names(self) -> tuple[str, ...]:
+    return tuple(self.attentions.split(","))
+
+
+def freeze(config: ml_collections.ConfigDict | Mapping[str, Any],
+           cls: type = LanguageModelConfig) -> Any:
+  """Turns a ConfigDict, or the contents of a `config.json`, into `cls`.
+
+  Raises:
+    ConfigError: a key is missing, unknown or of the wrong type, or values do not fit each other.
+  """
+  if isinstance(config, ml_collections.ConfigDict):
+    config = config.to_dict()
+  return _freeze(config, cls, prefix="")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+  """The config as plain JSON-able containers, as written to `config.json`."""
+  return dataclasses.asdict(config)
+
+
+def unknown_key_message(key: str, valid: Iterable[str]) -> str:
+  nearest = difflib.get_close_matches(key, list(valid), n=1, cutoff=0.0)
+  return f"unknown config key '{key}'; the nearest valid key is '{nearest[0]}'"
+
+
+def _freeze(config: Mapping[str, Any], cls: type, prefix: str) -> Any:
+  hints = typing.get_type_hints(cls)
+  for key in config:
+    if key not in hints:
+      raise ConfigError(unknown_key_message(prefix + key, [prefix + name for name in hints]))
+  values = {}
+  for name, hint in hints.items():
+    if name not in config:
+      raise ConfigError(f"config key '{prefix}{name}' is missing; add it to the config file")
+    values[name] = _convert(config[name], hint, prefix + name)
+  return cls(**values)
+
+
+def _convert(value: Any, hint: Any, name: str) -> Any:
+  if hint is Any:
+    return tuple(value) if isinstance(value, list) else value
+  if dataclasses.is_dataclass(hint):
+    if not isinstance(value, Mapping):
+      raise ConfigError(f"config key '{name}' must be a section, not {value!r}")
+    return _freeze(value, hint, prefix=name + ".")
+  origin, options = typing.get_origin(hint), typing.get_args(hint)
+  if origin is Literal:
+    if value not in options:
+      choices = ", ".join(map(repr, options))
+      raise ConfigError(f"config key '{name}' must be one of {choices}, not {value!r}")
+    return value
+  if origin is typing.Union:  # Optional[...]
+    return None if value is None else _convert(value, options[0], name)
+  if origin is tuple:
+    if not isinstance(value, (tuple, list)):
+      raise ConfigError(f"config key '{name}' must be a tuple, not {value!r}")
+    hints = options[:1] * len(value) if options[-1] is Ellipsis else options
+    if len(value) != len(hints):
+      raise ConfigError(f"config key '{name}' must hold entries of {len(hints)}, not {value!r}")
+    return tuple(_convert(entry, hint, name) for entry, hint in zip(value, hints, strict=True))
+  if hint is float and type(value) is int:
+    return float(value)
+  if type(value) is not hint:  # `is`: a bool is an int to isinstance
+    raise ConfigError(f"config key '{name}' must be {hint.__name__}, not {value!r}")
+  return value
+
+
+def _check_language_model(config: LanguageModelConfig) -> None:
+  """Checks what no single key shows; the rest is checked where it is used."""
+  model, damcha, optimizer = config.model, config.damcha, config.optimizer
+  for name in ("num_steps", "batch_size", "context_length", "model.num_layers", "model.num_heads",
+               "model.features", "model.mlp_features", "model.vocab_size", "damcha.stride",
+               "optimizer.accumulation_steps", "evaluation.every_steps", "evaluation.batch_size",
+               "checkpoint.every_steps", "checkpoint.keep_last", "logging.every_steps"):
+    _require(operator.attrgetter(name)(config) > 0, f"config key '{name}' must be positive")
+  for name, values in (("attentions", config.attention_names), ("seeds", config.seeds)):
+    _require(len(set(values)) == len(values) > 0,
+             f"config key '{name}' must name each entry once and at least one")
+  _require(all(width > 0 for width in damcha.widths),
+           f"config key 'damcha.widths' must hold positive widths, not {damcha.widths}")
+  _require(model.features % model.num_heads == 0,
+           f"model.features={model.features} is not divisible by model.num_heads="
+           f"{model.num_heads}; choose a multiple")
+  _require(config.batch_size % optimizer.accumulation_steps == 0,
+           f"batch_size={config.batch_size} is not divisible by optimizer.accumulation_steps="
+           f"{optimizer.accumulation_steps}; choose a multiple")
+  _require(0 <= optimizer.warmup_steps <= config.num_steps,
+           f"optimizer.warmup_steps={optimizer.warmup_steps} is not within num_steps="
+           f"{config.num_steps}")
+  _require(0 <= model.dropout_rate < 1,
+           f"model.dropout_rate={model.dropout_rate} must be at least 0 and below 1")
+  _require(damcha.context != "sequence" or damcha.allow_future_leak,
+           "damcha.context='sequence' lets a causal decoder see the future; use 'prefix', or set "
+           "damcha.allow_future_leak=True to study the leak")
+  ablations = (damcha.block_ablation_train, damcha.block_ablation_eval)
+  _require(damcha.parameterization == "blocks" or ablations == ("full", "full"),
+           "damcha.parameterization='rowsum' keeps no single blocks, so block ablation needs "
+           "'blocks'")
+
+
+def _require(condition: bool, message: str) -> None:
+  if not condition:
+    raise ConfigError(message)

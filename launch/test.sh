@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Makes the environment and runs the default tests; options are passed on to pytest:
+#   bash launch/test.sh -m slow
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=environment.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
+prepare_environment test
+cd "$root"
+exec "$environment_python" -m pytest "$@"

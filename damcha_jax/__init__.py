@@ -1,0 +1,1 @@
+"""DAMCHA, data-adaptive Mahalanobis cross-head attention, for JAX and Flax."""

@@ -1,0 +1,259 @@
+"""What the attentions share around their scores: inputs, masks, projections, cache, dropout."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, NamedTuple, Optional
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from damcha_jax.attention import cache
+from damcha_jax.attention import core
+from damcha_jax.attention import masks
+
+Array = jax.Array
+
+
+class Inputs(NamedTuple):
+  """Checked inputs of one call; masks are None where everything is visible."""
+
+  query_BTD: Array
+  key_BSD: Array
+  value_BSD: Array
+  mask_BHTS: Optional[Array]  # the caller's mask, padding and segments; not causality
+  valid_query_BT: Optional[Array]  # which tokens count for a context
+  valid_key_BS: Optional[Array]
+  padded_query_BT: Optional[Array]  # explicit only: outputs there are zero
+  segment_ids_BT: Optional[Array]
+  is_self: bool
+
+
+class AttentionBase(nn.Module):
+  """Fields and steps shared by the attentions; as in `nn.MultiHeadDotProductAttention` where named so.
+
+  Call with `(inputs_q, inputs_k=None, inputs_v=None, *, mask=None, deterministic=None, ...)`:
+  `inputs_k` defaults to `inputs_q` (self-attention) and `inputs_v` to `inputs_k`.
+
+  Masks: `mask` is boolean and broadcastable to [B, H, T, S], True meaning visible. `padding_mask`
+  [B, T] marks the real tokens of self-attention; cross-attention takes `query_padding_mask` [B, T]
+  and `key_padding_mask` [B, S]. `segment_ids` [B, T] keeps the documents of packed rows apart.
+  Outputs of padded queries are zero; a query that sees no key gets the output bias alone.
+
+  Attributes beyond Flax's:
+    causal: hide the future (in addition to `mask`). None leaves that to `mask`.
+    implementation: 'auto', 'plain', 'xla' or 'cudnn'; see `core.attend`.
+    partitioned: attach logical axis names to the parameters.
+  """
+
+  num_heads: int
+  dtype: Any = None
+  param_dtype: Any = jnp.float32
+  qkv_features: Optional[int] = None
+  out_features: Optional[int] = None
+  broadcast_dropout: bool = True
+  dropout_rate: float = 0.0
+  deterministic: Optional[bool] = None
+  precision: Any = None
+  kernel_init: Callable = nn.linear.default_kernel_init
+  out_kernel_init: Optional[Callable] = None
+  bias_init: Callable = nn.initializers.zeros_init()
+  out_bias_init: Optional[Callable] = None
+  use_bias: bool = True
+  decode: bool = False
+  causal: Optional[bool] = None
+  implementation: str = "auto"
+  partitioned: bool = False
+
+  def prepare(
+      self,
+      inputs_q: Array,
+      inputs_k: Optional[Array],
+      inputs_v: Optional[Array],
+      mask: Optional[Array],
+      padding_mask: Optional[Array],
+      query_padding_mask: Optional[Array],
+      key_padding_mask: Optional[Array],
+      segment_ids: Optional[Array],
+  ) -> Inputs:
+    """Fills in defaults, checks shapes and merges the masks.
+
+    Raises:
+      ValueError: shapes or masks that do not go together.
+    """
+    is_self = inputs_k is None or inputs_k is inputs_q
+    if inputs_k is None:
+      if inputs_v is not None:
+        raise ValueError("inputs_v needs inputs_k: pass both, or neither for self-attention")
+      inputs_k = inputs_q
+    if inputs_v is None:
+      inputs_v = inputs_k
+    for name, value in (("inputs_q", inputs_q), ("inputs_k", inputs_k), ("inputs_v", inputs_v)):
+      if value.ndim != 3:
+        raise ValueError(f"{name} must be [batch, length, features], not shape {value.shape}")
+    if padding_mask is not None:
+      if not is_self:
+        raise ValueError(
+            "padding_mask is for self-attention; cross-attention takes query_padding_mask and"
+            " key_padding_mask"
+        )
+      if query_padding_mask is not None or key_padding_mask is not None:
+        raise ValueError("pass padding_mask, or query_padding_mask and key_padding_mask, not both")
+      query_padding_mask = key_padding_mask = padding_mask
+    elif is_self and (query_padding_mask is not None or key_padding_mask is not None):
+      raise ValueError("self-attention takes padding_mask for queries and keys alike")
+    if segment_ids is not None and (not is_self or self.decode):
+      raise ValueError("segment_ids are for self-attention without decode")
+    batch_size, num_queries = inputs_q.shape[:2]
+    num_keys = inputs_k.shape[1]
+    _check_mask("query_padding_mask", query_padding_mask, (batch_size, num_queries))
+    _check_mask("key_padding_mask", key_padding_mask, (batch_size, num_keys))
+    _check_mask("segment_ids", segment_ids, (batch_size, num_queries))
+    mask = _four_axes(mask)
+    valid_query_BT = query_padding_mask
+    if valid_query_BT is None and mask is not None and not self._decoding():
+      if is_self:
+        valid_query_BT = masks.tokens_seen(mask, batch_size, num_queries)
+      else:
+        valid_query_BT = masks.queries_seeing(mask, batch_size, num_queries)
+    keys_mask = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
+    segments_mask = None if segment_ids is None else masks.same_segment(segment_ids)
+    return Inputs(
+        inputs_q,
+        inputs_k,
+        inputs_v,
+        # While decoding, keys are the cache's, whose padding the cache itself remembers.
+        mask if self._decoding() else masks.combine(mask, keys_mask, segments_mask),
+        valid_query_BT,
+        key_padding_mask,
+        query_padding_mask,
+        segment_ids,
+        is_self,
+    )
+
+  def head_features(self, features: int) -> int:
+    """K = D / H."""
+    if features % self.num_heads:
+      raise ValueError(
+          f"num_heads {self.num_heads} does not divide the attention width {features}; choose a"
+          " number of heads that does"
+      )
+    return features // self.num_heads
+
+  def project(self, name: str, features: Optional[int] = None) -> nn.DenseGeneral:
+    """A projection [.., D] -> [.., H, K] with the attention's initialisers and dtypes."""
+
+    def dense(x: Array) -> Array:
+      width = features or self.qkv_features or x.shape[-1]
+      return nn.DenseGeneral(
+          features=(self.num_heads, self.head_features(width)),
+          dtype=self.dtype,
+          param_dtype=self.param_dtype,
+          kernel_init=self.axes(self.kernel_init, "embed", "heads", "head_dim"),
+          bias_init=self.axes(self.bias_init, "heads", "head_dim"),
+          use_bias=self.use_bias,
+          precision=self.precision,
+          name=name,
+      )(x)
+
+    return dense
+
+  def attend_and_project(
+      self,
+      query_BTHK: Array,
+      key_BSHK: Array,
+      value_BSHK: Array,
+      inputs: Inputs,
+      deterministic: Optional[bool],
+      dropout_rng: Optional[Array],
+      sow_weights: bool,
+      scale: Optional[float] = None,
+  ) -> Array:
+    """softmax(q k^T * scale) v, through the cache when decoding, then the output projection."""
+    if scale is None:
+      scale = 1.0 / math.sqrt(value_BSHK.shape[-1])
+    mask_BHTS, is_causal = inputs.mask_BHTS, bool(self.causal)
+    if self.decode:
+      if not inputs.is_self:
+        raise ValueError("decode=True caches self-attention; cross-attention needs no cache")
+      cached = cache.append(self, key_BSHK, value_BSHK, inputs.padded_query_BT)
+      if cached is not None:
+        key_BSHK, value_BSHK = cached.key_BSHK, cached.value_BSHK
+        mask_BHTS, is_causal = masks.combine(mask_BHTS, cached.mask_BHTS), False
+    output_BTHK = core.attend(
+        query_BTHK,
+        key_BSHK,
+        value_BSHK,
+        scale=scale,
+        mask=mask_BHTS,
+        is_causal=is_causal,
+        implementation=self.implementation,
+        dropout=self._dropout(deterministic, dropout_rng),
+        sow=self._sow if sow_weights else None,
+        precision=self.precision,
+    )
+    return self.project_out(output_BTHK, inputs)
+
+  def project_out(self, output_BTHK: Array, inputs: Inputs) -> Array:
+    output_BTD = nn.DenseGeneral(
+        features=self.out_features or inputs.query_BTD.shape[-1],
+        axis=(-2, -1),
+        dtype=self.dtype,
+        param_dtype=self.param_dtype,
+        kernel_init=self.axes(
+            self.out_kernel_init or self.kernel_init, "heads", "head_dim", "embed"
+        ),
+        bias_init=self.axes(self.out_bias_init or self.bias_init, "embed"),
+        use_bias=self.use_bias,
+        precision=self.precision,
+        name="out",
+    )(output_BTHK)
+    if inputs.padded_query_BT is None:
+      return output_BTD
+    return jnp.where(inputs.padded_query_BT.astype(bool)[..., None], output_BTD, 0)
+
+  def axes(self, init: Callable, *names: str) -> Callable:
+    return nn.with_logical_partitioning(init, names) if self.partitioned else init
+
+  def _decoding(self) -> bool:
+    return self.decode and self.has_variable("cache", "cached_key")
+
+  def _sow(self, weights_BHTS: Array) -> None:
+    self.sow("intermediates", "attention_weights", weights_BHTS)
+
+  def _dropout(
+      self, deterministic: Optional[bool], dropout_rng: Optional[Array]
+  ) -> Optional[Callable[[Array], Array]]:
+    if self.dropout_rate == 0.0:
+      return None
+    if nn.merge_param("deterministic", self.deterministic, deterministic):
+      return None
+    rng = self.make_rng("dropout") if dropout_rng is None else dropout_rng
+    keep = 1.0 - self.dropout_rate
+
+    def drop(weights_BHTS: Array) -> Array:
+      shape = weights_BHTS.shape
+      if self.broadcast_dropout:  # one pattern for all rows and heads, as in Flax
+        shape = (1, 1, *shape[2:])
+      kept = jax.random.bernoulli(rng, keep, shape)
+      return jnp.where(kept, weights_BHTS / keep, 0).astype(weights_BHTS.dtype)
+
+    return drop
+
+
+def _four_axes(mask: Optional[Array]) -> Optional[Array]:
+  """A mask [T, S] or [B, H, T, S] with its missing axes."""
+  if mask is None or mask.ndim == 4:
+    return mask
+  if mask.ndim == 2:
+    return mask[None, None]
+  raise ValueError(
+      f"mask must be broadcastable to [batch, heads, queries, keys], not shape {mask.shape}; add"
+      " a heads axis with mask[:, None]"
+  )
+
+
+def _check_mask(name: str, mask: Optional[Array], shape: tuple[int, int]) -> None:
+  if mask is not None and mask.shape != shape:
+    raise ValueError(f"{name} must have shape {shape}, not {mask.shape}")

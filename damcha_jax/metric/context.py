@@ -1,0 +1,184 @@
+"""Contexts: the vectors from which the metric generator makes its metrics (paper Section 3.2).
+
+A context is a mean over token vectors of the layer input. Which mean decides what a query may see:
+
+  sequence  one context, the mean of all real tokens:  c = mean_s x_s                 (not causal)
+  prefix    one context per stride of `stride` tokens: c_k = mean of tokens 0 .. k * stride, used by
+            the queries k * stride .. (k + 1) * stride - 1                             (causal)
+
+Positions count real tokens of the own segment, not columns, so padding on either side and packing
+leave every row the metrics it would have alone.
+
+Axes: B batch, T query, C context, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Optional
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+@struct.dataclass
+class Contexts:
+  """Contexts and which query uses which.
+
+  Query t sits in column `column_BT[b, t]` of a grid of C * stride columns (in column t if
+  `column_BT` is None), and column g uses context g // stride. A column outside the grid marks a
+  query without a metric (padding).
+  """
+
+  vectors_BCD: Array
+  column_BT: Optional[Array]
+  stride: int = struct.field(pytree_node=False)
+
+
+class PrefixState(NamedTuple):
+  """What cached decoding carries: the sum and count of the tokens so far and the last context."""
+
+  sum_BD: Array
+  count_B: Array
+  context_BD: Array
+
+
+def empty_state(batch_size: int, features: int) -> PrefixState:
+  zeros_BD = jnp.zeros((batch_size, features), jnp.float32)
+  return PrefixState(zeros_BD, jnp.zeros((batch_size,), jnp.int32), zeros_BD)
+
+
+def sequence_context(
+    x_BTD: Array, valid_BT: Optional[Array] = None, segment_ids_BT: Optional[Array] = None
+) -> Contexts:
+  """The mean over the real tokens of the sequence (of the own segment, if packed)."""
+  x_BTD = x_BTD.astype(jnp.float32)
+  weights_BT = jnp.ones(x_BTD.shape[:2]) if valid_BT is None else valid_BT.astype(jnp.float32)
+  if segment_ids_BT is None:
+    sum_BD = jnp.einsum("bt,btd->bd", weights_BT, x_BTD)
+    mean_BD = sum_BD / jnp.maximum(weights_BT.sum(-1, keepdims=True), 1.0)
+    return Contexts(mean_BD[:, None], None, stride=x_BTD.shape[1])
+  same_BTS = segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]
+  same_BTS = same_BTS * weights_BT[:, None, :]
+  sum_BTD = jnp.einsum("bts,bsd->btd", same_BTS, x_BTD)
+  return Contexts(sum_BTD / jnp.maximum(same_BTS.sum(-1), 1.0)[..., None], None, stride=1)
+
+
+def prefix_contexts(
+    x_BTD: Array,
+    stride: int,
+    valid_BT: Optional[Array] = None,
+    segment_ids_BT: Optional[Array] = None,
+) -> Contexts:
+  """Causal contexts: the mean of tokens 0 .. k * stride for the k-th stride of queries."""
+  if segment_ids_BT is not None:
+    return _packed_prefix_contexts(x_BTD, stride, valid_BT, segment_ids_BT)
+  if valid_BT is None:
+    return _dense_prefix_contexts(x_BTD, stride)
+  num_contexts = math.ceil(x_BTD.shape[1] / stride)
+  contexts, _ = _masked_prefix_contexts(
+      x_BTD, stride, valid_BT, empty_state(x_BTD.shape[0], x_BTD.shape[2]), num_contexts
+  )
+  return contexts
+
+
+def continue_prefix(
+    x_BTD: Array, stride: int, valid_BT: Optional[Array], state: PrefixState
+) -> tuple[Contexts, PrefixState]:
+  """`prefix_contexts` for T more tokens of sequences whose earlier tokens are in `state`."""
+  if valid_BT is None:
+    valid_BT = jnp.ones(x_BTD.shape[:2], bool)
+  # The first new token may fall inside a stride, which therefore spills into one more context.
+  num_contexts = math.ceil((x_BTD.shape[1] + stride - 1) / stride)
+  return _masked_prefix_contexts(x_BTD, stride, valid_BT, state, num_contexts)
+
+
+def _dense_prefix_contexts(x_BTD: Array, stride: int) -> Contexts:
+  batch_size, length, features = x_BTD.shape
+  num_contexts = math.ceil(length / stride)
+  x_BTD = x_BTD.astype(jnp.float32)
+  anchor_BCD = x_BTD[:, ::stride]
+  whole_BTD = x_BTD[:, : (num_contexts - 1) * stride]
+  strides_BCGD = whole_BTD.reshape(batch_size, num_contexts - 1, stride, features)
+  before_BCD = jnp.pad(jnp.cumsum(strides_BCGD.sum(2), axis=1), ((0, 0), (1, 0), (0, 0)))
+  count_C = jnp.arange(num_contexts) * stride + 1.0
+  return Contexts((before_BCD + anchor_BCD) / count_C[None, :, None], None, stride)
+
+
+def _masked_prefix_contexts(
+    x_BTD: Array, stride: int, valid_BT: Array, state: PrefixState, num_contexts: int
+) -> tuple[Contexts, PrefixState]:
+  valid_BT = valid_BT.astype(bool)
+  x_BTD = jnp.where(valid_BT[..., None], x_BTD.astype(jnp.float32), 0.0)
+  # Index of each real token within its sequence; padding carries the index of the token before it.
+  index_BT = state.count_B[:, None] + jnp.cumsum(valid_BT, axis=1, dtype=jnp.int32) - 1
+  sum_BTD = state.sum_BD[:, None] + jnp.cumsum(x_BTD, axis=1)
+  mean_BTD = sum_BTD / jnp.maximum(index_BT + 1, 1)[..., None]
+  first_B = state.count_B // stride
+  column_BT = jnp.where(valid_BT, index_BT - (first_B * stride)[:, None], num_contexts * stride)
+
+  anchor_BT = valid_BT & (index_BT % stride == 0)
+  slot_BT = jnp.where(anchor_BT, column_BT // stride, num_contexts)
+  row_B1 = jnp.arange(x_BTD.shape[0])[:, None]
+  vectors_BCD = jnp.zeros((x_BTD.shape[0], num_contexts, x_BTD.shape[2]))
+  vectors_BCD = vectors_BCD.at[row_B1, slot_BT].set(mean_BTD, mode="drop")
+  # A sequence that stopped inside a stride goes on with the context of that stride.
+  inside_B = state.count_B % stride != 0
+  first_BD = jnp.where(inside_B[:, None], state.context_BD, vectors_BCD[:, 0])
+  vectors_BCD = vectors_BCD.at[:, 0].set(first_BD)
+
+  count_B = index_BT[:, -1] + 1
+  last_B = jnp.clip((count_B - 1) // stride - first_B, 0, num_contexts - 1)
+  context_BD = jnp.take_along_axis(vectors_BCD, last_B[:, None, None], axis=1)[:, 0]
+  context_BD = jnp.where((count_B == state.count_B)[:, None], state.context_BD, context_BD)
+  return Contexts(vectors_BCD, column_BT, stride), PrefixState(sum_BTD[:, -1], count_B, context_BD)
+
+
+def _packed_prefix_contexts(
+    x_BTD: Array, stride: int, valid_BT: Optional[Array], segment_ids_BT: Array
+) -> Contexts:
+  # How many strides a packed row has depends on the data, so each query gets its own context.
+  valid_BT = jnp.ones(x_BTD.shape[:2], bool) if valid_BT is None else valid_BT.astype(bool)
+  x_BTD = jnp.where(valid_BT[..., None], x_BTD.astype(jnp.float32), 0.0)
+  starts_BT = segment_starts(segment_ids_BT)
+  sum_BTD = _restarting_sum(x_BTD, starts_BT)
+  count_BT = _restarting_sum(valid_BT.astype(jnp.int32)[..., None], starts_BT)[..., 0]
+  mean_BTD = sum_BTD / jnp.maximum(count_BT, 1)[..., None]
+  anchor_BT = valid_BT & ((count_BT - 1) % stride == 0)
+  position_T = jnp.arange(x_BTD.shape[1])
+  # A segment that starts with padding has no context yet; its own start keeps it from borrowing
+  # the previous segment's.
+  latest_BT = jax.lax.cummax(jnp.where(anchor_BT | starts_BT, position_T, 0), axis=1)
+  return Contexts(jnp.take_along_axis(mean_BTD, latest_BT[..., None], axis=1), None, stride=1)
+
+
+def segment_starts(segment_ids_BT: Array) -> Array:
+  """True where a new segment begins."""
+  changed_BT = segment_ids_BT[:, 1:] != segment_ids_BT[:, :-1]
+  return jnp.pad(changed_BT, ((0, 0), (1, 0)), constant_values=True)
+
+
+def positions_in_segment(valid_BT: Array, segment_ids_BT: Optional[Array] = None) -> Array:
+  """Index of each real token within its row or segment; padding gets a neighbour's, at least 0."""
+  count_BT = valid_BT.astype(jnp.int32)
+  if segment_ids_BT is None:
+    index_BT = jnp.cumsum(count_BT, axis=1) - 1
+  else:
+    starts_BT = segment_starts(segment_ids_BT)
+    index_BT = _restarting_sum(count_BT[..., None], starts_BT)[..., 0] - 1
+  return jnp.maximum(index_BT, 0)
+
+
+def _restarting_sum(x_BTD: Array, starts_BT: Array) -> Array:
+  """Running sum over T that restarts where `starts_BT`, without the cancellation of a difference."""
+
+  def combine(left, right):
+    left_start, left_sum = left
+    right_start, right_sum = right
+    return left_start | right_start, jnp.where(right_start, right_sum, left_sum + right_sum)
+
+  _, sum_BTD = jax.lax.associative_scan(combine, (starts_BT[..., None], x_BTD), axis=1)
+  return sum_BTD

@@ -20,8 +20,7 @@ from damcha_jax.data import corpora
 from damcha_jax.errors import DataError
 
 FORMAT = 1
-# Where tfds.load looks too, so that the records that `prepare` makes are found without arguments.
-DEFAULT_DATA_DIR = "~/tensorflow_datasets"
+DEFAULT_DATA_DIR = "~/.cache/damcha_jax"  # as in configs/
 
 
 def prepared_dir(name: str, data_dir: str | Path) -> Path:

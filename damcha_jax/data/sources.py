@@ -157,7 +157,8 @@ class TrainWindows:
     """This process's rows of batch `step`: inputs, targets int32 [b, T], weights float32 [b, T]."""
     # Raw words, because NumPy promises their stream for ever, and not that of `integers`. The
     # bias of the remainder is below num_bytes / 2**64.
-    words = np.random.Philox(key=[self._seed, step]).random_raw(self._batch_size)
+    key = np.array([self._seed, step], np.uint64)
+    words = np.random.Philox(key=key).random_raw(self._batch_size)
     targets = np.empty((len(self._rows), self._context_length), np.int32)
     for i, row in enumerate(self._rows):
       array = self._arrays[(row + step) % len(self._arrays)]

@@ -34,6 +34,7 @@ class ModelConfig:
   positions: Literal["learned", "sinusoidal"]
   norm_placement: Literal["pre", "post"]
   tie_embeddings: bool
+  initializer: Literal["gpt2", "lecun"]
   dropout_rate: float
   remat: bool
   scan_layers: bool
@@ -127,6 +128,7 @@ class LanguageModelConfig:
   """One language-model experiment (paper Section 5.4)."""
 
   experiment: str
+  name: str  # of the config file
   size: str
   dataset: str  # 'enwik8' | 'text8' | 'mix' | 'sample_*' | path of a text file
   attentions: str  # comma-separated
@@ -219,36 +221,29 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
 
 
 def _check_language_model(config: LanguageModelConfig) -> None:
-  """Checks what no single key shows; the rest is checked where it is used."""
-  model, damcha, optimizer = config.model, config.damcha, config.optimizer
-  for name in ("num_steps", "batch_size", "context_length", "model.num_layers", "model.num_heads",
-               "model.features", "model.mlp_features", "model.vocab_size", "damcha.stride",
-               "optimizer.accumulation_steps", "evaluation.every_steps", "evaluation.batch_size",
-               "checkpoint.every_steps", "checkpoint.keep_last", "logging.every_steps"):
+  """Checks what would otherwise fail deep in the model; the rest is checked where it is used."""
+  model, damcha = config.model, config.damcha
+  for name in ("context_length", "model.num_layers", "model.num_heads", "model.features",
+               "model.mlp_features", "model.vocab_size", "damcha.stride"):
     _require(operator.attrgetter(name)(config) > 0, f"config key '{name}' must be positive")
   for name, values in (("attentions", config.attention_names), ("seeds", config.seeds)):
     _require(len(set(values)) == len(values) > 0,
-             f"config key '{name}' must name each entry once and at least one")
+             f"config key '{name}' must name at least one entry and none twice, not {values}")
   _require(all(width > 0 for width in damcha.widths),
            f"config key 'damcha.widths' must hold positive widths, not {damcha.widths}")
   _require(model.features % model.num_heads == 0,
            f"model.features={model.features} is not divisible by model.num_heads="
            f"{model.num_heads}; choose a multiple")
-  _require(config.batch_size % optimizer.accumulation_steps == 0,
-           f"batch_size={config.batch_size} is not divisible by optimizer.accumulation_steps="
-           f"{optimizer.accumulation_steps}; choose a multiple")
-  _require(0 <= optimizer.warmup_steps <= config.num_steps,
-           f"optimizer.warmup_steps={optimizer.warmup_steps} is not within num_steps="
-           f"{config.num_steps}")
   _require(0 <= model.dropout_rate < 1,
            f"model.dropout_rate={model.dropout_rate} must be at least 0 and below 1")
+  _require(damcha.form == "full_width" or damcha.update_rank is None,
+           "damcha.update_rank is for damcha.form='full_width'; the head-slice metric is K x K")
   _require(damcha.context != "sequence" or damcha.allow_future_leak,
            "damcha.context='sequence' lets a causal decoder see the future; use 'prefix', or set "
            "damcha.allow_future_leak=True to study the leak")
-  ablations = (damcha.block_ablation_train, damcha.block_ablation_eval)
-  _require(damcha.parameterization == "blocks" or ablations == ("full", "full"),
-           "damcha.parameterization='rowsum' keeps no single blocks, so block ablation needs "
-           "'blocks'")
+  _require(damcha.parameterization == "blocks"
+           or damcha.block_ablation_train == damcha.block_ablation_eval == "full",
+           "damcha.parameterization='rowsum' keeps no single blocks to ablate; use 'blocks'")
 
 
 def _require(condition: bool, message: str) -> None:

@@ -63,5 +63,4 @@ def blocks_to_rowsum(params: Mapping[str, Any]) -> dict[str, Any]:
       return leaf
     return leaf.sum(-2)
 
-  renamed = jax.tree_util.tree_map_with_path(convert, dict(params))
-  return renamed
+  return jax.tree_util.tree_map_with_path(convert, dict(params))

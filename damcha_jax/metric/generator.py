@@ -21,14 +21,14 @@ GELU_SECOND_MOMENT = 0.425  # E[gelu(z)^2] for a standard normal z
 class Preset(NamedTuple):
   """How a generator is initialised and wired."""
 
-  init: str  # a key of INITIALIZERS
+  initializer: str  # a key of INITIALIZERS
   residual: bool  # hidden layers of equal width add their input
   normalize_context: bool  # contexts are divided by their root mean square
 
 
 PRESETS = {
-    "paper": Preset(init="torch", residual=False, normalize_context=False),
-    "robust": Preset(init="variance_preserving", residual=True, normalize_context=True),
+    "paper": Preset(initializer="torch", residual=False, normalize_context=False),
+    "robust": Preset(initializer="variance_preserving", residual=True, normalize_context=True),
 }
 
 
@@ -110,7 +110,7 @@ class MetricGenerator(nn.Module):
     parameterization: 'blocks' or 'rowsum'.
     preset: 'paper' (PyTorch's initial values, plain MLP) or 'robust' (variance-preserving initial
       values, residual hidden layers, normalised contexts).
-    init, residual, normalize_context: override one entry of the preset.
+    initializer, residual, normalize_context: override one entry of the preset.
     block_ablation: 'full', 'diagonal' or 'off_diagonal' (Table 3); needs 'blocks'.
     fuse_rowsum: sum the last kernel before the product (equal up to rounding, H times cheaper);
       False forms M first, which is what Table 2's operation counts assume.
@@ -124,7 +124,7 @@ class MetricGenerator(nn.Module):
   widths: Optional[Sequence[int]] = None
   parameterization: str = "rowsum"
   preset: str = "paper"
-  init: Optional[str] = None
+  initializer: Optional[str] = None
   residual: Optional[bool] = None
   normalize_context: Optional[bool] = None
   block_ablation: str = "full"
@@ -154,7 +154,7 @@ class MetricGenerator(nn.Module):
     features = context.shape[-1]
     self._check(features, return_blocks)
     preset = self._preset()
-    initializers = INITIALIZERS[preset.init]
+    initializers = INITIALIZERS[preset.initializer]
     dtype = self.dtype or jnp.float32
     hidden = context.astype(jnp.float32)
     if preset.normalize_context:
@@ -193,8 +193,8 @@ class MetricGenerator(nn.Module):
       )
     if self.preset not in PRESETS:
       raise ValueError(f"preset {self.preset!r} is not one of {tuple(PRESETS)}")
-    if self._preset().init not in INITIALIZERS:
-      raise ValueError(f"init {self.init!r} is not one of {tuple(INITIALIZERS)}")
+    if self._preset().initializer not in INITIALIZERS:
+      raise ValueError(f"initializer {self.initializer!r} is not one of {tuple(INITIALIZERS)}")
     blocks_lib.block_weights(self.block_ablation, self.num_heads)
     if features % self.num_heads:
       raise ValueError(
@@ -223,9 +223,9 @@ class MetricGenerator(nn.Module):
           kernel_init=self._axes(
               initializers.hidden_kernel(fan_in),
               "metric_in" if index == 0 else "metric_hidden",
-              "metric_hidden_out",
+              None,
           ),
-          bias_init=self._axes(initializers.hidden_bias(fan_in), "metric_hidden_out"),
+          bias_init=self._axes(initializers.hidden_bias(fan_in), None),
           name=f"hidden_{index}",
       )
       update = nn.gelu(layer(hidden), approximate=False)
@@ -242,11 +242,11 @@ class MetricGenerator(nn.Module):
     columns = self.column_features or head_features
     if self.parameterization == "blocks":
       shape = (self.num_heads, rows, self.num_heads, columns)
-      axes = ("heads", "metric_row", "metric_column_block", "metric_column")
+      axes = ("heads", "metric_row", None, None)
       scale = 1.0
     else:
       shape = (self.num_heads, rows, columns)
-      axes = ("heads", "metric_row", "metric_column")
+      axes = ("heads", "metric_row", None)
       scale = math.sqrt(self.num_heads)  # the std of a sum of H independent blocks
     if initializers is INITIALIZERS["variance_preserving"]:
       scale /= math.sqrt(self.num_heads)  # its std is stated for the sum
@@ -268,7 +268,7 @@ class MetricGenerator(nn.Module):
       return nn.initializers.zeros
     return _uniform(math.sqrt(3) * std) if initializers.out_uniform else nn.initializers.normal(std)
 
-  def _axes(self, init: Callable, *names: str) -> Callable:
+  def _axes(self, init: Callable, *names: Optional[str]) -> Callable:
     return nn.with_logical_partitioning(init, names) if self.partitioned else init
 
 
@@ -296,10 +296,10 @@ class StaticMetric(nn.Module):
       if weights_HH is not None or return_blocks:
         raise ValueError("a 'rowsum' static metric has no blocks; use parameterization 'blocks'")
       shape = (num_heads, head_features, head_features)
-      axes = ("heads", "metric_row", "metric_column")
+      axes = ("heads", "metric_row", None)
       init = lambda *_: jnp.broadcast_to(jnp.eye(head_features, dtype=self.param_dtype), shape)
       return self.param("metric_blocks", self._axes(init, axes)).astype(jnp.float32)
-    axes = ("heads", "metric_row", "metric_column_block", "metric_column")
+    axes = ("heads", "metric_row", None, None)
     init = lambda *_: blocks_lib.split_blocks(
         jnp.eye(self.features, dtype=self.param_dtype), num_heads
     )
@@ -311,7 +311,7 @@ class StaticMetric(nn.Module):
   def blocks(self) -> Array:
     return self(return_blocks=True)
 
-  def _axes(self, init: Callable, names: Sequence[str]) -> Callable:
+  def _axes(self, init: Callable, names: Sequence[Optional[str]]) -> Callable:
     return nn.with_logical_partitioning(init, names) if self.partitioned else init
 
 

@@ -1,0 +1,1 @@
+"""Transformers built from the attentions."""

@@ -1,0 +1,262 @@
+"""The decoder-only language model: GPT-2's shape with any of the attentions (paper Section 5.4)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Optional
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from damcha_jax.attention import ATTENTIONS
+from damcha_jax.attention.damcha import FutureLeakError
+from damcha_jax.config import ConfigError, DamchaConfig, LanguageModelConfig, ModelConfig
+from damcha_jax.metric.context import positions_in_segment
+from damcha_jax.metric.generator import MetricGenerator
+from damcha_jax.metric.generator import StaticMetric
+from damcha_jax.models.layers import layer_norm
+from damcha_jax.models.layers import make_initializers
+from damcha_jax.models.layers import sinusoidal_positions
+from damcha_jax.models.stack import BlockStack
+from damcha_jax.models.stack import stack_layers
+
+Array = jax.Array
+
+
+class DecoderLM(nn.Module):
+  """Causal language model: tokens [B, T] -> logits [B, T, V] in float32.
+
+    x = embed(tokens) + position;  x = stack(x);  logits = norm(x) E^T   (E the embedding, if tied)
+
+  Positions count the real tokens of the own row or segment, so padding shifts nothing. A post-LN
+  stack ends in a LayerNorm already and gets no other.
+
+  Attributes:
+    stack: makes the BlockStack; `make_decoder` builds it from a config.
+    context_length: T of the learned positions; longer inputs are an error.
+  """
+
+  stack: Callable[..., BlockStack]
+  model: ModelConfig
+  context_length: int
+  decode: bool = False
+
+  @nn.compact
+  def __call__(
+      self,
+      tokens_BT: Array,
+      *,
+      padding_mask: Optional[Array] = None,
+      segment_ids: Optional[Array] = None,
+      positions: Optional[Array] = None,
+      deterministic: bool = True,
+  ) -> Array:
+    """Logits for the token after each position.
+
+    Args:
+      tokens_BT: token ids; while decoding, the T tokens to append.
+      padding_mask: [B, T], True for real tokens.
+      segment_ids: [B, T], the document of each token of packed rows.
+      positions: [B, T], overrides the counted positions.
+      deterministic: no dropout.
+
+    Raises:
+      ValueError: more tokens than `context_length` with learned positions.
+    """
+    config = self.model
+    dtype, param_dtype = jnp.dtype(config.dtype), jnp.dtype(config.param_dtype)
+    initializers = make_initializers(config.initializer, config.num_layers)
+    embed = nn.Embed(
+        config.vocab_size,
+        config.features,
+        dtype=dtype,
+        param_dtype=param_dtype,
+        embedding_init=nn.with_logical_partitioning(initializers.embedding, ("vocab", "embed")),
+        name="embed",
+    )
+    if positions is None:
+      positions = self._positions(tokens_BT, padding_mask, segment_ids)
+    x_BTD = embed(tokens_BT) + self._position_vectors(positions).astype(dtype)
+    x_BTD = nn.Dropout(config.dropout_rate)(x_BTD, deterministic=deterministic)
+    x_BTD = self.stack(name="stack", decode=self.decode)(
+        x_BTD, padding_mask=padding_mask, segment_ids=segment_ids, deterministic=deterministic
+    )
+    if config.norm_placement == "pre":
+      x_BTD = layer_norm("norm", True, dtype, param_dtype)(x_BTD)
+    if config.tie_embeddings:
+      table_VD = embed.embedding.astype(dtype)
+    else:
+      head_init = nn.with_logical_partitioning(initializers.kernel, ("vocab", "embed"))
+      table_VD = self.param(
+          "head", head_init, (config.vocab_size, config.features), param_dtype
+      ).astype(dtype)
+    return jnp.einsum("btd,vd->btv", x_BTD, table_VD, preferred_element_type=jnp.float32)
+
+  def _positions(
+      self, tokens_BT: Array, padding_mask: Optional[Array], segment_ids: Optional[Array]
+  ) -> Array:
+    valid_BT = jnp.ones(tokens_BT.shape, bool) if padding_mask is None else padding_mask
+    positions_BT = positions_in_segment(valid_BT, segment_ids)
+    if not self.decode:
+      return positions_BT
+    initialised = self.has_variable("cache", "num_tokens")
+    count_B = self.variable("cache", "num_tokens", jnp.zeros, tokens_BT.shape[:1], jnp.int32)
+    if not initialised:
+      return positions_BT
+    positions_BT = positions_BT + count_B.value[:, None]
+    count_B.value = count_B.value + valid_BT.sum(-1, dtype=jnp.int32)
+    return positions_BT
+
+  def _position_vectors(self, positions_BT: Array) -> Array:
+    config = self.model
+    if config.positions == "sinusoidal":
+      return sinusoidal_positions(positions_BT, config.features)
+    if positions_BT.shape[1] > self.context_length:
+      raise ValueError(
+          f"{positions_BT.shape[1]} tokens exceed the context length {self.context_length} of the"
+          " learned positions; shorten the input"
+      )
+    initializers = make_initializers(config.initializer, config.num_layers)
+    table_TD = self.param(
+        "positions",
+        nn.with_logical_partitioning(initializers.embedding, ("positions", "embed")),
+        (self.context_length, config.features),
+        jnp.dtype(config.param_dtype),
+    )
+    # A position past the table would silently repeat the last one; NaN cannot be overlooked.
+    return table_TD.at[positions_BT].get(mode="fill", fill_value=jnp.nan)
+
+
+def make_decoder(
+    config: LanguageModelConfig, attention: str, *, evaluation: bool = False, decode: bool = False
+) -> DecoderLM:
+  """The language model of `config` with the named attention.
+
+  Args:
+    config: a frozen experiment config.
+    attention: a key of `ATTENTIONS`.
+    evaluation: apply `damcha.block_ablation_eval` rather than `block_ablation_train`.
+    decode: keep a key-value cache.
+
+  Raises:
+    ConfigError: unknown attention, or options that do not go together.
+  """
+  model = config.model
+  if attention not in ATTENTIONS:
+    raise ConfigError(f"unknown attention '{attention}'; choose from {', '.join(ATTENTIONS)}")
+  if model.features % model.num_heads:
+    raise ConfigError(
+        f"model.num_heads={model.num_heads} does not divide model.features={model.features};"
+        " choose a number of heads that does"
+    )
+  initializers = make_initializers(model.initializer, model.num_layers)
+  common = dict(
+      num_heads=model.num_heads,
+      dropout_rate=model.dropout_rate,
+      dtype=jnp.dtype(model.dtype),
+      param_dtype=jnp.dtype(model.param_dtype),
+      kernel_init=initializers.kernel,
+      out_kernel_init=initializers.residual_kernel,
+      causal=True,
+      implementation=model.attention_implementation,
+      partitioned=True,
+      decode=decode,
+  )
+  stack_options: dict[str, Any] = {}
+  try:
+    if attention == "damcha":
+      make_attention, stack_options = _damcha(config.damcha, model, common, evaluation)
+    else:
+      make_attention = functools.partial(ATTENTIONS[attention], **common)
+    make_attention(parent=None)  # raises for options that do not go together
+    stack = functools.partial(
+        BlockStack,
+        num_layers=model.num_layers,
+        attention=make_attention,
+        mlp_features=model.mlp_features,
+        norm_placement=model.norm_placement,
+        dropout_rate=model.dropout_rate,
+        initializers=initializers,
+        remat=model.remat,
+        scan_layers=model.scan_layers,
+        partitioned=True,
+        dtype=jnp.dtype(model.dtype),
+        param_dtype=jnp.dtype(model.param_dtype),
+        **stack_options,
+    )
+    stack(parent=None)
+  except ValueError as error:
+    raise ConfigError(str(error)) from error
+  return DecoderLM(stack, model, config.context_length, decode=decode)
+
+
+def _damcha(
+    damcha: DamchaConfig, model: ModelConfig, common: dict[str, Any], evaluation: bool
+) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
+  """The attention's factory, and what the stack must share."""
+  generator = _metric_module(damcha, model, evaluation)
+  attention = functools.partial(
+      ATTENTIONS["damcha"],
+      context=damcha.context,
+      stride=damcha.stride,
+      form=damcha.form,
+      update_rank=damcha.update_rank,
+      allow_future_leak=damcha.allow_future_leak,
+      **common,
+  )
+  no_generator = damcha.form == "full_width" and damcha.update_rank == 0
+  if no_generator:
+    return attention, {}
+  if damcha.metric == "static" or damcha.sharing == "none":
+    return functools.partial(attention, generator=generator(parent=None)), {}
+  return attention, dict(
+      generator=generator,
+      sharing=damcha.sharing,
+      context=damcha.context,
+      stride=damcha.stride,
+      allow_future_leak=damcha.allow_future_leak,
+  )
+
+
+def _metric_module(
+    damcha: DamchaConfig, model: ModelConfig, evaluation: bool
+) -> Callable[..., nn.Module]:
+  ablation = damcha.block_ablation_eval if evaluation else damcha.block_ablation_train
+  common = dict(
+      num_heads=model.num_heads,
+      parameterization=damcha.parameterization,
+      block_ablation=ablation,
+      partitioned=True,
+      param_dtype=jnp.dtype(model.param_dtype),
+  )
+  if damcha.metric == "static":
+    if damcha.form == "full_width":
+      raise ConfigError("damcha.metric='static' is the head-slice ablation; the static full-width"
+                        " form is damcha.update_rank=0")
+    return functools.partial(StaticMetric, features=model.features, **common)
+  if damcha.form == "full_width":
+    columns = model.features if damcha.update_rank is None else damcha.update_rank
+    common.update(row_features=model.features, column_features=columns, zero_output=True)
+  return functools.partial(
+      MetricGenerator,
+      widths=damcha.widths,
+      preset=damcha.preset,
+      dtype=jnp.dtype(model.dtype),
+      **common,
+  )
+
+
+def init_params(model: DecoderLM, rng: Array, tokens_BT: Array) -> Any:
+  """Initial parameters; a scanned model gets exactly the numbers of the unrolled one, stacked."""
+  if not model.model.scan_layers:
+    return model.init(rng, tokens_BT)["params"]
+  unrolled = model.copy(stack=functools.partial(model.stack, scan_layers=False))
+  return stack_layers(unrolled.init(rng, tokens_BT)["params"])
+
+
+def init_cache(model: DecoderLM, batch_size: int, max_length: int) -> Any:
+  """An empty cache for `max_length` tokens per row of a model built with `decode=True`."""
+  tokens_BT = jnp.zeros((batch_size, max_length), jnp.int32)
+  shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), tokens_BT))["cache"]
+  return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

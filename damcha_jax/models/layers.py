@@ -1,0 +1,169 @@
+"""The parts of a Transformer around its attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, NamedTuple, Optional
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from damcha_jax.metric.generator import SharedGenerator
+
+Array = jax.Array
+
+
+class Initializers(NamedTuple):
+  """Initial values of the matrices that read the residual stream, and of those that add to it."""
+
+  kernel: Callable
+  residual_kernel: Callable
+  embedding: Callable
+
+
+def make_initializers(name: str, num_layers: int) -> Initializers:
+  """'gpt2': std 0.02, that of residual outputs divided by sqrt(2N); 'lecun': 1/sqrt(fan-in)."""
+  if name == "gpt2":
+    normal = nn.initializers.normal(0.02)
+    return Initializers(normal, nn.initializers.normal(0.02 / math.sqrt(2 * num_layers)), normal)
+  if name == "lecun":
+    kernel = nn.initializers.lecun_normal()
+    residual = nn.initializers.variance_scaling(1 / (2 * num_layers), "fan_in", "truncated_normal")
+    return Initializers(kernel, residual, nn.initializers.normal(0.02))
+  raise ValueError(f"initializer {name!r} is neither 'gpt2' nor 'lecun'")
+
+
+class FeedForward(nn.Module):
+  """gelu(x W_1 + b_1) W_2 + b_2 with the exact GELU, [.., D] -> [.., D]."""
+
+  hidden_features: int
+  dropout_rate: float = 0.0
+  initializers: Initializers = make_initializers("lecun", 1)
+  partitioned: bool = False
+  dtype: Any = None
+  param_dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: Array, deterministic: bool = True) -> Array:
+    axes = lambda init, *names: (
+        nn.with_logical_partitioning(init, names) if self.partitioned else init
+    )
+    dense = lambda features, kernel_init, names, name: nn.Dense(
+        features,
+        dtype=self.dtype,
+        param_dtype=self.param_dtype,
+        kernel_init=axes(kernel_init, *names),
+        bias_init=axes(nn.initializers.zeros, names[1]),
+        name=name,
+    )
+    hidden = dense(self.hidden_features, self.initializers.kernel, ("embed", "mlp"), "in")(x)
+    hidden = nn.gelu(hidden, approximate=False)
+    hidden = nn.Dropout(self.dropout_rate)(hidden, deterministic=deterministic)
+    return dense(x.shape[-1], self.initializers.residual_kernel, ("mlp", "embed"), "out")(hidden)
+
+
+def layer_norm(name: str, partitioned: bool, dtype: Any, param_dtype: Any) -> nn.LayerNorm:
+  """LayerNorm with PyTorch's epsilon."""
+  axes = lambda init: nn.with_logical_partitioning(init, ("norm",)) if partitioned else init
+  return nn.LayerNorm(
+      epsilon=1e-5,
+      dtype=dtype,
+      param_dtype=param_dtype,
+      scale_init=axes(nn.initializers.ones),
+      bias_init=axes(nn.initializers.zeros),
+      name=name,
+  )
+
+
+def sinusoidal_positions(positions: Array, features: int) -> Array:
+  """sin and cos of position / 10000^(2i/D), interleaved: [..] -> [.., D]."""
+  rates = jnp.exp(jnp.arange(0, features, 2) * (-math.log(10000.0) / features))
+  angles = positions[..., None].astype(jnp.float32) * rates
+  pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], -1)
+  return pairs.reshape(*positions.shape, -1)[..., :features]
+
+
+class Block(nn.Module):
+  """One layer: attention and feed-forward, each with its residual and LayerNorm.
+
+    pre:  x = x + attention(norm(x));  x = x + feed_forward(norm(x))
+    post: x = norm(x + attention(x));  x = norm(x + feed_forward(x))
+
+  Attributes:
+    attention: makes the attention, e.g. functools.partial(DamchaAttention, num_heads=8).
+    shared_generator: the stack's metric generator; None where the attention has its own or none.
+  """
+
+  attention: Callable[..., nn.Module]
+  mlp_features: int
+  norm_placement: str = "pre"
+  dropout_rate: float = 0.0
+  initializers: Initializers = make_initializers("lecun", 1)
+  shared_generator: Optional[nn.Module] = None
+  deterministic: bool = True
+  partitioned: bool = False
+  dtype: Any = None
+  param_dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+      self,
+      x_BTD: Array,
+      layer_index: Any = None,
+      padding_mask_BT: Optional[Array] = None,
+      segment_ids_BT: Optional[Array] = None,
+      metric: Any = None,
+      generator_params: Any = None,
+  ) -> Array:
+    sharing = {}
+    if metric is not None:
+      sharing["metric"] = metric
+    elif self.shared_generator is not None:
+      sharing["generate"] = self._generate(layer_index, generator_params)
+
+    def attend(y_BTD: Array) -> Array:
+      attention = self.attention(name="attention")
+      if getattr(attention, "generator", None) is not None:
+        sharing["layer_index"] = layer_index
+      return attention(
+          y_BTD,
+          padding_mask=padding_mask_BT,
+          segment_ids=segment_ids_BT,
+          deterministic=self.deterministic,
+          **sharing,
+      )
+
+    def feed_forward(y_BTD: Array) -> Array:
+      return FeedForward(
+          self.mlp_features,
+          self.dropout_rate,
+          self.initializers,
+          self.partitioned,
+          self.dtype,
+          self.param_dtype,
+          name="mlp",
+      )(y_BTD, self.deterministic)
+
+    x_BTD = self._residual(x_BTD, attend, "attention_norm")
+    return self._residual(x_BTD, feed_forward, "mlp_norm")
+
+  def _generate(self, layer_index: Any, generator_params: Any) -> Callable[[Array], Array]:
+    """The stack's generator: with given parameters under scan, else through the shared scope."""
+    if generator_params is None:
+      shared = SharedGenerator(self.shared_generator)
+      return lambda context: shared(context, layer_index)
+    rngs = {"alpha": self.make_rng("alpha")} if self.has_rng("alpha") else {}
+    generator = self.shared_generator.copy(parent=None)
+    return lambda context: generator.apply(
+        {"params": generator_params}, context, layer_index, rngs=rngs
+    )
+
+  def _residual(self, x_BTD: Array, layer: Callable[[Array], Array], norm_name: str) -> Array:
+    norm = layer_norm(norm_name, self.partitioned, self.dtype, self.param_dtype)
+    drop = lambda y: nn.Dropout(self.dropout_rate)(y, deterministic=self.deterministic)
+    if self.norm_placement == "pre":
+      return x_BTD + drop(layer(norm(x_BTD)))
+    if self.norm_placement == "post":
+      return norm(x_BTD + drop(layer(x_BTD)))
+    raise ValueError(f"norm_placement {self.norm_placement!r} is neither 'pre' nor 'post'")

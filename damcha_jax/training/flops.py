@@ -1,0 +1,78 @@
+"""Model FLOPs counted in the traced program, and what devices can do, for the MFU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Optional
+
+import jax
+from jax.extend import core as jax_core
+
+from damcha_jax.training.task import Task
+
+# Dense bfloat16 FLOP/s per device from the makers' data sheets, by `device_kind`.
+_PEAK_FLOPS = {
+    "TPU v2": 22.5e12,  # a JAX device is one of a chip's two cores up to v3
+    "TPU v3": 61.5e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+    "Tesla V100": 125e12,
+    "Tesla T4": 65e12,
+    "NVIDIA A100": 312e12,
+    "NVIDIA L4": 121e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H200": 989e12,
+}
+
+
+def peak_flops(device: jax.Device) -> Optional[float]:
+  """The device's peak, or None where it is not known (a CPU, for one)."""
+  kind = device.device_kind
+  if device.platform == "gpu":  # 'NVIDIA A100-SXM4-40GB', but not 'NVIDIA L40' for 'NVIDIA L4'
+    kind = " ".join(kind.replace("-", " ").split()[:2])
+  return _PEAK_FLOPS.get(kind)
+
+
+def model_flops_per_step(task: Task, params: Any, batch: Any) -> int:
+  """3 times the matrix-product FLOPs of the forward pass over one batch.
+
+  The backward pass has two products for each forward one. Rematerialised products do not count
+  (MFU is about the model, not about the hardware's work), nor does anything elementwise.
+  """
+  jaxpr = jax.make_jaxpr(lambda params, batch: task.loss_fn(params, batch, None))(params, batch)
+  return 3 * matmul_flops(jaxpr.jaxpr)
+
+
+def matmul_flops(jaxpr: Any) -> int:
+  """`2 * multiply-adds` of every matrix product in a jaxpr, loop bodies times their trip count."""
+  total = 0
+  for equation in jaxpr.eqns:
+    name = equation.primitive.name
+    inputs = [var.aval.shape for var in equation.invars if hasattr(var.aval, "shape")]
+    if name == "dot_general":
+      (contracted, _), _ = equation.params["dimension_numbers"]
+      depth = math.prod(inputs[0][axis] for axis in contracted)
+      total += 2 * depth * math.prod(equation.outvars[0].aval.shape)
+    elif name == "conv_general_dilated":
+      layout = equation.params["dimension_numbers"].rhs_spec
+      per_output = math.prod(inputs[1]) // inputs[1][layout[0]]
+      total += 2 * per_output * math.prod(equation.outvars[0].aval.shape)
+    elif name.startswith("dot_product_attention_fwd"):  # cuDNN; [B,T,H,K] and [B,S,H,K]
+      total += 4 * math.prod(inputs[0]) * inputs[1][1]
+    else:
+      times = equation.params["length"] if name == "scan" else 1
+      total += times * sum(map(matmul_flops, _sub_jaxprs(equation)))
+  return total
+
+
+def _sub_jaxprs(equation: Any) -> list[Any]:
+  leaves = jax.tree.leaves(
+      list(equation.params.values()),
+      is_leaf=lambda value: isinstance(value, (jax_core.Jaxpr, jax_core.ClosedJaxpr)))
+  closed = [leaf.jaxpr for leaf in leaves if isinstance(leaf, jax_core.ClosedJaxpr)]
+  return closed + [leaf for leaf in leaves if isinstance(leaf, jax_core.Jaxpr)]

@@ -1,0 +1,50 @@
+"""SIGTERM and SIGINT as a request that the loop answers between two steps."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any, Optional
+
+import jax
+from jax.experimental import multihost_utils
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequest:
+  """Context manager that notes the first SIGTERM or SIGINT; a second one acts as it would have.
+
+  With several processes the request must take effect at the same step everywhere, which JAX's
+  preemption service arranges; it listens to SIGTERM itself.
+  """
+
+  def __init__(self):
+    self.signal_name: Optional[str] = None
+    self._previous: dict[int, Any] = {}
+
+  def __enter__(self) -> StopRequest:
+    # Python runs handlers in the main thread only and refuses to install them elsewhere.
+    if jax.process_count() == 1 and threading.current_thread() is threading.main_thread():
+      self._previous = {number: signal.signal(number, self._note) for number in _SIGNALS}
+    return self
+
+  def __exit__(self, *unused) -> None:
+    self._reinstall()
+
+  def requested(self, step: int) -> bool:
+    """Whether to stop at `step`; every process gets the same answer for the same step."""
+    if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
+      self.signal_name = "SIGTERM"
+    return self.signal_name is not None
+
+  def _note(self, number: int, frame: Optional[FrameType]) -> None:
+    del frame
+    self.signal_name = signal.Signals(number).name
+    self._reinstall()
+
+  def _reinstall(self) -> None:
+    for number, handler in self._previous.items():
+      signal.signal(number, handler)
+    self._previous = {}

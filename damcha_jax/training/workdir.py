@@ -1,0 +1,164 @@
+"""A run's directory: who holds it, which configuration it belongs to, and its atomic JSON files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import os
+from pathlib import Path
+import platform
+import subprocess
+from typing import Any, Optional
+
+import jax
+
+from damcha_jax.config import to_dict
+from damcha_jax.errors import WorkdirError
+
+# A summary over several runs may gain attentions and seeds; one run has exactly one of each.
+_KEYS_OF_THE_SUITE = ("attentions", "seeds")
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+_JAX_FLAGS = ("jax_threefry_partitionable", "jax_default_prng_impl", "jax_enable_x64",
+              "jax_default_matmul_precision")
+
+
+class Workdir:
+  """The directory of one run. The path is made absolute once, so a later `chdir` changes nothing.
+
+  Only the first process writes; in the others every writing method does nothing.
+  """
+
+  def __init__(self, path: str | Path):
+    self.path = Path(path).absolute()
+    self.is_primary = jax.process_index() == 0
+
+  @contextlib.contextmanager
+  def locked(self) -> Iterator[None]:
+    """Holds the directory; the lock ends with the process, also when it is killed.
+
+    Raises:
+      WorkdirError: another process holds it, or it cannot be created.
+    """
+    if not self.is_primary:
+      yield
+      return
+    with writing(self.path):
+      self.path.mkdir(parents=True, exist_ok=True)
+      lock = open(self.path / ".lock", "a", encoding="utf-8")  # pylint: disable=consider-using-with
+    with lock:
+      try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except OSError as error:
+        raise WorkdirError(f"workdir {self.path} is in use by another process; wait for it to end "
+                           "or choose another workdir") from error
+      yield
+
+  def claim(self, config: Any, name: str, seed: int) -> None:
+    """Writes `config.json`, or checks that the one present is equal.
+
+    Raises:
+      WorkdirError: the directory belongs to another configuration; names the first differing key.
+    """
+    wanted = {key: value for key, value in to_dict(config).items() if key not in _KEYS_OF_THE_SUITE}
+    wanted = json.loads(json.dumps({"run": {"name": name, "seed": seed}, **wanted}))
+    present = self.read_json("config.json")
+    if present is None:
+      self.write_json("config.json", wanted)
+      return
+    difference = first_difference(present, wanted)
+    if difference:
+      key, old, new = difference
+      raise WorkdirError(f"workdir {self.path} holds a run with {key}={old!r}, not {new!r}; choose "
+                         "another workdir, or use the same value to resume")
+
+  def record_versions(self) -> list[str]:
+    """Writes `versions.json`; returns `name old -> new` for what changed since the last process."""
+    old, new = self.read_json("versions.json"), versions()
+    self.write_json("versions.json", new)
+    if old is None:
+      return []
+    return [f"{key} {old.get(key)} -> {value}" for key, value in new.items()
+            if old.get(key) != value]
+
+  def read_json(self, name: str) -> Optional[dict[str, Any]]:
+    """The contents of a JSON file in the directory, or None where there is none."""
+    try:
+      return json.loads((self.path / name).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+      return None
+    except ValueError as error:
+      raise WorkdirError(f"{self.path / name} is not valid JSON ({error}); remove it or choose "
+                         "another workdir") from error
+
+  def write_json(self, name: str, value: Any) -> None:
+    if self.is_primary:
+      write_atomically(self.path / name, json.dumps(value, indent=2) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+  """Replaces a file by a complete new one: a reader or a crash sees the old or the new, no mixture.
+
+  Raises:
+    WorkdirError: the file cannot be written.
+  """
+  temporary = path.with_name(path.name + ".tmp")
+  with writing(path):
+    with open(temporary, "w", encoding="utf-8") as file:
+      file.write(text)
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+  """Turns the operating system's errors, such as a full disk, into one line that names the file."""
+  try:
+    yield
+  except OSError as error:
+    raise WorkdirError(f"cannot write {path}: {error.strerror}; free space or check permissions, "
+                       "then run the same command again") from error
+
+
+def first_difference(old: Any, new: Any, prefix: str = "") -> Optional[tuple[str, Any, Any]]:
+  """The first `(dotted key, old value, new value)` in which two JSON values differ, else None."""
+  if not (isinstance(old, dict) and isinstance(new, dict)):
+    return None if old == new else (prefix, old, new)
+  for key in [*new, *(key for key in old if key not in new)]:
+    name = f"{prefix}.{key}" if prefix else key
+    difference = first_difference(old.get(key), new.get(key), name)
+    if difference:
+      return difference
+  return None
+
+
+def versions() -> dict[str, Any]:
+  """Everything outside the configuration that numbers may depend on."""
+  return {
+      "python": platform.python_version(),
+      "platform": platform.platform(),
+      **{package: importlib.metadata.version(package) for package in _PACKAGES},
+      "backend": jax.default_backend(),
+      "device_kind": jax.devices()[0].device_kind,
+      "num_devices": jax.device_count(),
+      "num_processes": jax.process_count(),
+      **{flag: getattr(jax.config, flag) for flag in _JAX_FLAGS},
+      "xla_flags": os.environ.get("XLA_FLAGS", ""),
+      "git_commit": _git_commit(),
+  }
+
+
+def _git_commit() -> Optional[str]:
+  """The commit of the source tree, `-dirty` if changed, or None where it is not under git."""
+  def git(*arguments):
+    return subprocess.run(["git", "-C", str(Path(__file__).parent), *arguments], text=True,
+                          capture_output=True, check=True, timeout=10).stdout.strip()
+  try:
+    # An installed copy may lie below some other project's repository.
+    git("ls-files", "--error-unmatch", Path(__file__).name)
+    return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "-uno") else "")
+  except (OSError, subprocess.SubprocessError):
+    return None

@@ -1,0 +1,129 @@
+"""What a run tells: `metrics.jsonl` (the record), TensorBoard (a viewer) and a progress line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+import sys
+from typing import Any, Optional, TextIO
+
+from damcha_jax.config import ConfigError
+from damcha_jax.errors import WorkdirError
+from damcha_jax.training.workdir import write_atomically, writing
+
+Record = dict[str, Any]
+
+
+class MetricsWriter:
+  """Appends one JSON object per line; each has `step` (completed updates) and `split`.
+
+  On opening, records that a resumed run will write again are dropped: those past `last_step`, those
+  of split `test` (written at the very end) and a last line torn by a crash.
+  """
+
+  def __init__(self, path: Path, last_step: int, enabled: bool = True,
+               tensorboard_dir: Optional[Path] = None):
+    self._path = path
+    self._enabled = enabled
+    present = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    self.records = [record for record in _parse(path, present)
+                    if record["step"] <= last_step and record["split"].split("/")[0] != "test"]
+    self._file = None
+    self._tensorboard = None
+    if not enabled:
+      return
+    kept = "".join(map(_line, self.records))
+    if kept != present:
+      write_atomically(path, kept)
+    with writing(path):
+      self._file = open(path, "a", encoding="utf-8")
+    if tensorboard_dir is not None:
+      self._tensorboard = _open_tensorboard(tensorboard_dir, last_step + 1)
+
+  def write(self, record: Record) -> None:
+    """Appends a record and hands it to the operating system, so that a killed process keeps it."""
+    self.records.append(record)
+    if not self._enabled:
+      return
+    with writing(self._path):
+      self._file.write(_line(record))
+      self._file.flush()
+    if self._tensorboard is not None:
+      for key, value in record.items():
+        if key not in ("step", "split") and value is not None:
+          self._tensorboard.add_scalar(f"{record['split']}/{key}", value, record["step"])
+
+  def close(self) -> None:
+    if self._tensorboard is not None:
+      self._tensorboard.close()
+    if self._file is not None:
+      with writing(self._path):
+        self._file.close()
+
+
+def _line(record: Record) -> str:
+  return json.dumps(record) + "\n"
+
+
+def _parse(path: Path, text: str) -> list[Record]:
+  records, lines = [], text.split("\n")
+  for number, line in enumerate(lines, start=1):
+    try:
+      records.append(json.loads(line))
+    except ValueError as error:
+      # Only what follows the last newline, or a last line that a crash filled up, can be torn.
+      if any(rest.strip() for rest in lines[number:]):
+        raise WorkdirError(f"{path} line {number} is not JSON; restore the file, or remove it and "
+                           "the checkpoints beside it to train afresh") from error
+      break
+  return records
+
+
+def _open_tensorboard(directory: Path, purge_step: int):
+  try:
+    import tensorboardX  # pylint: disable=import-outside-toplevel
+  except ImportError as error:
+    raise ConfigError("logging.tensorboard needs the package tensorboardX; install it or set "
+                      "logging.tensorboard to False") from error
+  with writing(directory):
+    return tensorboardX.SummaryWriter(str(directory), purge_step=purge_step)
+
+
+class Progress:
+  """One line that is rewritten on a terminal, plain lines elsewhere."""
+
+  def __init__(self, name: str, enabled: bool = True, stream: Optional[TextIO] = None):
+    self._name = name
+    self._enabled = enabled
+    self._stream = stream or sys.stderr
+    self._width = 0
+
+  def note(self, text: str) -> None:
+    """A line that stays."""
+    self._print(text, stays=True)
+
+  def update(self, text: str) -> None:
+    """The current state; on a terminal the next line overwrites it."""
+    self._print(text, stays=not self._stream.isatty())
+
+  def close(self) -> None:
+    """Leaves a terminal at the start of a fresh line."""
+    if self._enabled and self._width:
+      self._stream.write("\n")
+      self._width = 0
+
+  def _print(self, text: str, stays: bool) -> None:
+    if not self._enabled:
+      return
+    text = f"[{self._name}] {text}"
+    start = "\r" if self._width else ""
+    self._stream.write(start + text.ljust(self._width) + ("\n" if stays else ""))
+    self._stream.flush()
+    self._width = 0 if stays else len(text)
+
+
+def format_duration(seconds: float) -> str:
+  """`75 -> '1:15'`, `3675 -> '1:01:15'`."""
+  minutes, seconds = divmod(int(round(seconds)), 60)
+  hours, minutes = divmod(minutes, 60)
+  return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -138,8 +138,8 @@ def shrink_to_cpu(config: ml_collections.ConfigDict) -> None:
   # parameters of the projections it replaces; stride 16 gives 8 contexts per window.
   config.damcha.update(parameterization="rowsum", stride=16, widths=(32,) * 8)
   config.optimizer.update(learning_rate=3e-3, warmup_steps=50)
-  config.evaluation.update(every_steps=100, batch_size=128)
-  config.checkpoint.update(every_steps=100)
+  config.evaluation.update(every_steps=250, batch_size=32)
+  config.checkpoint.update(every_steps=250)
   config.logging.update(every_steps=10)
 
 
@@ -149,10 +149,10 @@ def shrink_to_smoke(config: ml_collections.ConfigDict) -> None:
   config.num_steps = 30
   config.batch_size = 8
   config.context_length = 64
-  config.model.update(num_layers=2, num_heads=2, features=32, mlp_features=128)
+  config.model.update(num_layers=2, num_heads=2, features=16, mlp_features=64)
   config.damcha.update(stride=8, widths=(8,) * 8)
   config.optimizer.update(learning_rate=1e-2, warmup_steps=3)
-  config.evaluation.update(every_steps=10, batch_size=256)
+  config.evaluation.update(every_steps=10, batch_size=64)
   config.checkpoint.update(every_steps=10)
   config.logging.update(every_steps=2)
   config.sampling.update(num_tokens=64)

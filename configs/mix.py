@@ -1,4 +1,4 @@
-"""GPT-2 over bytes on Mix (100M + 100M characters, half enwik8 and half text8): Section 5.4, Table 5.
+"""GPT-2 over bytes on Mix, half enwik8 and half text8 (200M characters): Section 5.4, Table 5.
 
   python -m experiments.gpt2_enwik8 --config=configs/mix.py
   python -m experiments.gpt2_enwik8 --config=configs/mix.py:cpu

@@ -1,0 +1,141 @@
+"""Summaries: one row per measured quantity, beside the paper's figure, as JSON, table and plot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+import json
+from pathlib import Path
+import statistics
+from typing import Any, Optional
+
+from damcha_jax.training.workdir import write_atomically, writing
+
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+  """One number from one run, or from no run (`seed` None), such as a compressor's."""
+
+  attention: str
+  dataset: str
+  split: str  # 'train', 'validation' or 'test'
+  metric: str
+  value: Optional[float]  # None: unavailable, and `note` says why
+  unit: str
+  seed: Optional[int] = None
+  variant: Optional[str] = None
+  note: Optional[str] = None
+
+
+def summary_rows(measurements: Iterable[Measurement], comparable: bool,
+                 paper: Callable[[Measurement], Optional[float]]) -> list[Row]:
+  """Means over seeds, in order of first appearance.
+
+  (attention, dataset, split, variant, metric) identifies a row. `spread` is the sample standard
+  deviation over seeds, None for a single one.
+
+  Args:
+    measurements: the numbers of all runs.
+    comparable: whether data and size are the paper's, so that its figures can be held against ours.
+    paper: the paper's figure for a measurement, or None.
+
+  Raises:
+    ValueError: two measurements of one row have the same seed.
+  """
+  groups: dict[tuple, list[Measurement]] = {}
+  for one in measurements:
+    key = (one.attention, one.dataset, one.split, one.variant, one.metric)
+    group = groups.setdefault(key, [])
+    if any(one.seed == other.seed for other in group):
+      raise ValueError(f"two measurements of {key} with seed {one.seed}")
+    group.append(one)
+  return [_row(group, comparable, paper(group[0])) for group in groups.values()]
+
+
+def _row(group: list[Measurement], comparable: bool, paper: Optional[float]) -> Row:
+  first = group[0]
+  values = [one.value for one in group if one.value is not None]
+  row = {
+      "name": f"{first.attention}/{first.split}",
+      "metric": first.metric,
+      "value": statistics.fmean(values) if values else None,
+      "unit": first.unit,
+      "seeds": [one.seed for one in group if one.seed is not None],
+      "paper": paper,
+      "attention": first.attention,
+      "dataset": first.dataset,
+      "split": first.split,
+      "variant": first.variant,
+      "spread": statistics.stdev(values) if len(values) > 1 else None,
+      "comparable": comparable,
+  }
+  notes = dict.fromkeys(one.note for one in group if one.note)
+  if notes:
+    row["note"] = "; ".join(notes)
+  return row
+
+
+def write_summary(path: Path, experiment: str, config: str, rows: Sequence[Row]) -> None:
+  """Replaces `path` by `{"experiment", "config", "status", "rows"}`, whole or not at all."""
+  summary = {"experiment": experiment, "config": config, "status": "ok", "rows": list(rows)}
+  write_atomically(path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
+
+
+def format_table(rows: Sequence[Row]) -> str:
+  """One block per (dataset, split, variant): attentions down, metrics and paper figures across."""
+  blocks: dict[tuple, list[Row]] = {}
+  for row in rows:
+    blocks.setdefault((row["dataset"], row["split"], row["variant"]), []).append(row)
+  return "\n\n".join(_block(" · ".join(filter(None, key)), block)
+                     for key, block in blocks.items())
+
+
+def _block(title: str, rows: list[Row]) -> str:
+  cells: dict[tuple[str, str], str] = {}
+  columns: dict[str, None] = {}  # ordered
+  for row in rows:
+    column = row["metric"]
+    columns[column] = None
+    cells[row["attention"], column] = _number(row["value"]) + (
+        "" if row["spread"] is None else f" ± {row['spread']:.2g}")
+    if any(other["paper"] is not None for other in rows if other["metric"] == column):
+      columns["paper's " + column] = None
+      cells[row["attention"], "paper's " + column] = _number(row["paper"])
+  attentions = list(dict.fromkeys(row["attention"] for row in rows))
+  lines = [[title, *columns]] + [
+      [attention, *(cells.get((attention, column), "") for column in columns)]
+      for attention in attentions]
+  widths = [max(map(len, column)) for column in zip(*lines)]
+  return "\n".join(
+      "  ".join([line[0].ljust(widths[0]),
+                 *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:]))]).rstrip()
+      for line in lines)
+
+
+def _number(value: Optional[float]) -> str:
+  if value is None:
+    return "-"
+  if abs(value) >= 1e4:
+    return f"{value:.3e}" if value >= 1e7 else f"{value:,.0f}"
+  return f"{value:.4g}"
+
+
+def plot_learning_curves(path: Path, curves: Mapping[str, Sequence[tuple[int, float]]],
+                         metric: str) -> None:
+  """Writes a PNG with one line of (step, value) per named curve."""
+  # Only a finished experiment draws, so that importing this module stays fast.
+  from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel
+
+  figure = Figure(figsize=(6, 4), layout="constrained")
+  axes = figure.subplots()
+  for name, points in curves.items():
+    axes.plot(*zip(*points), label=name)
+  axes.set_xlabel("step")
+  axes.set_ylabel(metric.replace("_", " "))
+  if curves:
+    axes.legend()
+  with writing(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,187 @@
+"""What every experiment's command line shares: flags, exit statuses, the runs of one suite.
+
+Exit statuses: 0 done, 2 bad usage or configuration, 1 anything else the user can act on. Either
+failure is one line on stderr.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import dataclasses
+import importlib.util
+import json
+from pathlib import Path
+import re
+import sys
+from typing import Any
+
+from absl import flags
+import jax
+from ml_collections import ConfigDict, config_flags
+
+from damcha_jax.attention import ATTENTIONS
+from damcha_jax.config import ConfigError, to_dict, unknown_key_message
+from damcha_jax.errors import UserError, WorkdirError
+from damcha_jax.training import loop
+from damcha_jax.training import optimizer
+from damcha_jax.training import sharding
+from damcha_jax.training.task import Task
+from damcha_jax.training.workdir import Workdir, first_difference
+
+PAPER = Path(__file__).parents[1] / "results" / "paper.json"
+Results = dict[tuple[str, int], dict[str, Any]]
+
+
+def launch(train_and_evaluate: Callable[[ConfigDict, Path], Any]) -> None:
+  """Parses the command line and calls `train_and_evaluate(config, workdir)`."""
+  with user_errors():
+    config, workdir = parse(sys.argv)
+    train_and_evaluate(config, workdir)
+
+
+def parse(argv: Sequence[str]) -> tuple[ConfigDict, Path]:
+  """The config, with its overrides, and the workdir, absolute, that a command line names.
+
+  Raises:
+    ConfigError: the command line cannot be understood.
+  """
+  values = flags.FlagValues()
+  holder = config_flags.DEFINE_config_file(
+      "config", help_string="config file and size, such as configs/mix.py:cpu; "
+      "--config.KEY=VALUE overrides one of its values", flag_values=values, sys_argv=list(argv))
+  workdir = flags.DEFINE_string(
+      "workdir", None, "where results go; by default runs/<experiment>/<config>-<size>",
+      flag_values=values)
+  if any(argument in ("-h", "--help", "-help") for argument in argv[1:]):
+    print(f"usage: {argv[0]} [flags]\n{values.main_module_help() or values.get_help()}")
+    sys.exit(0)
+  _check_overrides(argv)
+  try:
+    rest = values(argv)
+  except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
+    raise ConfigError(error) from error
+  if len(rest) > 1:
+    raise ConfigError(f"unexpected argument '{rest[1]}'; options start with --")
+  config = holder.value
+  if config is None:
+    raise ConfigError("--config is missing; name a config file, such as configs/mix.py:cpu")
+  default = f"runs/{config.experiment}/{config.name}-{config.size}"
+  return config, Path(workdir.value or default).absolute()
+
+
+@contextlib.contextmanager
+def user_errors() -> Iterator[None]:
+  """Turns a user's mistake into one line on stderr and its exit status."""
+  try:
+    yield
+  except ConfigError as error:
+    _fail(2, error)
+  except UserError as error:
+    _fail(error.exit_status, error)
+
+
+def _fail(status: int, message: Any) -> None:
+  print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
+  sys.exit(status)
+
+
+def _check_overrides(argv: Sequence[str]) -> None:
+  """Raises `ConfigError` if the config file cannot be loaded or lacks a key that is overridden."""
+  matches = [re.match(r"--?config(?:=(.*)|$)", argument) for argument in argv]
+  for index, match in enumerate(matches):
+    if not match:
+      continue
+    value = match[1] if match[1] is not None else "".join(argv[index + 1:index + 2])
+    keys = set(_keys(_load(value)))
+    for argument in argv:
+      override = re.match(r"--?(?:no)?config\.([^=]+)", argument)
+      if override and override[1] not in keys:
+        raise ConfigError(unknown_key_message(override[1], keys))
+
+
+def _load(value: str) -> ConfigDict:
+  path, _, size = value.partition(":")
+  spec = importlib.util.spec_from_file_location("config_file", path)
+  if spec is None or not Path(path).is_file():
+    raise ConfigError(f"config file '{path}' is not there; name a Python file, such as "
+                      "configs/mix.py:cpu")
+  module = importlib.util.module_from_spec(spec)
+  try:
+    spec.loader.exec_module(module)
+    return module.get_config(*([size] if size else []))
+  except Exception as error:  # whatever a user's own file may raise
+    raise ConfigError(f"config file '{value}': {error}") from error
+
+
+def _keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:
+  for key, value in config.items():
+    yield prefix + key
+    if isinstance(value, ConfigDict):
+      yield from _keys(value, f"{prefix}{key}.")
+
+
+def run_suite(config: Any, workdir: Path, make_task: Callable[[Any, str, int], Task]) -> Results:
+  """Trains every attention with every seed, each in `<workdir>/<attention>/seed<k>/`.
+
+  Runs that are complete are only read; one that was interrupted goes on where it stopped.
+
+  Args:
+    config: a frozen config with `attentions` and `seeds` besides what `loop.train` reads.
+    workdir: the suite's directory; a later call may add attentions and seeds, nothing else.
+    make_task: `(config, attention, seed) -> Task`.
+
+  Returns:
+    The contents of `result.json` by (attention, seed).
+
+  Raises:
+    ConfigError: the configuration cannot run.
+    WorkdirError: the directory belongs to another configuration.
+  """
+  for attention in config.attention_names:
+    if attention not in ATTENTIONS:
+      raise ConfigError(f"unknown attention '{attention}' in config key 'attentions'; choose from "
+                        f"{', '.join(sorted(ATTENTIONS))}")
+  # Before anything is written, so that a rejected configuration does not claim the directory.
+  sharding.check_batch_size(config.batch_size, config.optimizer.accumulation_steps,
+                            sharding.make_mesh(config.mesh))
+  optimizer.learning_rate_schedule(config.optimizer, config.num_steps)
+  _claim(Workdir(workdir), config)
+  results = {}
+  for attention in config.attention_names:
+    for seed in config.seeds:
+      own = dataclasses.replace(config, attentions=attention, seeds=(seed,))
+      results[attention, seed] = loop.train(make_task(own, attention, seed), own,
+                                            run_dir(workdir, attention, seed), seed)
+  return results
+
+
+def run_dir(workdir: Path, attention: str, seed: int) -> Path:
+  return workdir / attention / f"seed{seed}"
+
+
+def _claim(directory: Workdir, config: Any) -> None:
+  """Writes the suite's `config.json` and `versions.json`, or checks them."""
+  wanted = json.loads(json.dumps(to_dict(config)))
+  with directory.locked():
+    present = directory.read_json("config.json")
+    if present is not None:
+      missing = [attention for attention in present["attentions"].split(",")
+                 if attention not in config.attention_names]
+      missing += [f"seed {seed}" for seed in present["seeds"] if seed not in config.seeds]
+      if missing:
+        raise WorkdirError(f"workdir {directory.path} also holds {', '.join(missing)}; name every "
+                           "attention and seed it holds and any to add, or choose another workdir")
+      extended = {**present, "attentions": wanted["attentions"], "seeds": wanted["seeds"]}
+      difference = first_difference(extended, wanted)
+      if difference:
+        key, old, new = difference
+        raise WorkdirError(f"workdir {directory.path} holds runs with {key}={old!r}, not {new!r}; "
+                           "choose another workdir, or use the same value to resume")
+    directory.write_json("config.json", wanted)
+    directory.record_versions()
+
+
+def is_primary() -> bool:
+  """Whether this process writes and prints for all."""
+  return jax.process_index() == 0

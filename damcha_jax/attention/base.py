@@ -23,6 +23,7 @@ class Inputs(NamedTuple):
   key_BSD: Array
   value_BSD: Array
   mask_BHTS: Optional[Array]  # the caller's mask, padding and segments; not causality
+  bias_BHTS: Optional[Array]  # added to the scores; finite
   valid_query_BT: Optional[Array]  # which tokens count for a context
   valid_key_BS: Optional[Array]
   padded_query_BT: Optional[Array]  # explicit only: outputs there are zero
@@ -39,6 +40,7 @@ class AttentionBase(nn.Module):
   Masks: `mask` is boolean and broadcastable to [B, H, T, S], True meaning visible. `padding_mask`
   [B, T] marks the real tokens of self-attention; cross-attention takes `query_padding_mask` [B, T]
   and `key_padding_mask` [B, S]. `segment_ids` [B, T] keeps the documents of packed rows apart.
+  `bias`, broadcastable like `mask`, is added to the scaled scores; minus infinity there masks.
   Outputs of padded queries are zero; a query that sees no key gets the output bias alone.
 
   Attributes beyond Flax's:
@@ -76,6 +78,7 @@ class AttentionBase(nn.Module):
       query_padding_mask: Optional[Array],
       key_padding_mask: Optional[Array],
       segment_ids: Optional[Array],
+      bias: Optional[Array],
   ) -> Inputs:
     """Fills in defaults, checks shapes and merges the masks.
 
@@ -110,7 +113,10 @@ class AttentionBase(nn.Module):
     _check_mask("query_padding_mask", query_padding_mask, (batch_size, num_queries))
     _check_mask("key_padding_mask", key_padding_mask, (batch_size, num_keys))
     _check_mask("segment_ids", segment_ids, (batch_size, num_queries))
-    mask = _four_axes(mask)
+    mask, bias = _four_axes("mask", mask), _four_axes("bias", bias)
+    if bias is not None:  # a row of minus infinities would make the softmax NaN
+      mask = masks.combine(mask, ~jnp.isneginf(bias))
+      bias = jnp.where(jnp.isneginf(bias), 0.0, bias)
     valid_query_BT = query_padding_mask
     if valid_query_BT is None and mask is not None and not self._decoding():
       if is_self:
@@ -125,6 +131,7 @@ class AttentionBase(nn.Module):
         inputs_v,
         # While decoding, keys are the cache's, whose padding the cache itself remembers.
         mask if self._decoding() else masks.combine(mask, keys_mask, segments_mask),
+        bias,
         valid_query_BT,
         key_padding_mask,
         query_padding_mask,
@@ -170,7 +177,7 @@ class AttentionBase(nn.Module):
       sow_weights: bool,
       scale: Optional[float] = None,
   ) -> Array:
-    """softmax(q k^T * scale) v, through the cache when decoding, then the output projection."""
+    """softmax(q k^T * scale + bias) v, through the cache when decoding, then the output projection."""
     if scale is None:
       scale = 1.0 / math.sqrt(value_BSHK.shape[-1])
     mask_BHTS, is_causal = inputs.mask_BHTS, bool(self.causal)
@@ -186,6 +193,7 @@ class AttentionBase(nn.Module):
         key_BSHK,
         value_BSHK,
         scale=scale,
+        bias=inputs.bias_BHTS,
         mask=mask_BHTS,
         is_causal=is_causal,
         implementation=self.implementation,
@@ -242,15 +250,15 @@ class AttentionBase(nn.Module):
     return drop
 
 
-def _four_axes(mask: Optional[Array]) -> Optional[Array]:
-  """A mask [T, S] or [B, H, T, S] with its missing axes."""
+def _four_axes(name: str, mask: Optional[Array]) -> Optional[Array]:
+  """A mask or bias [T, S] or [B, H, T, S] with its missing axes."""
   if mask is None or mask.ndim == 4:
     return mask
   if mask.ndim == 2:
     return mask[None, None]
   raise ValueError(
-      f"mask must be broadcastable to [batch, heads, queries, keys], not shape {mask.shape}; add"
-      " a heads axis with mask[:, None]"
+      f"{name} must be broadcastable to [batch, heads, queries, keys], not shape {mask.shape}; add"
+      f" a heads axis with {name}[:, None]"
   )
 
 

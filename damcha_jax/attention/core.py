@@ -24,11 +24,12 @@ def attention_weights(
     key_BSHK: Array,
     *,
     scale: float,
+    bias: Optional[Array] = None,
     mask: Optional[Array] = None,
     is_causal: bool = False,
     precision: Any = None,
 ) -> Array:
-  """softmax(q k^T * scale) as [B, H, T, S] in float32, zero where masked."""
+  """softmax(q k^T * scale + bias) as [B, H, T, S] in float32, zero where masked."""
   scores_BHTS = jnp.einsum(
       "bthk,bshk->bhts",
       query_BTHK,
@@ -36,7 +37,10 @@ def attention_weights(
       precision=precision,
       preferred_element_type=jnp.float32,
   )
-  return masked_softmax(scores_BHTS * scale, visible(mask, is_causal, scores_BHTS.shape))
+  scores_BHTS = scores_BHTS * scale
+  if bias is not None:
+    scores_BHTS = scores_BHTS + bias.astype(jnp.float32)
+  return masked_softmax(scores_BHTS, visible(mask, is_causal, scores_BHTS.shape))
 
 
 def visible(mask: Optional[Array], is_causal: bool, shape: tuple[int, ...]) -> Optional[Array]:
@@ -59,6 +63,7 @@ def attend(
     value_BSHK: Array,
     *,
     scale: float,
+    bias: Optional[Array] = None,
     mask: Optional[Array] = None,
     is_causal: bool = False,
     implementation: str = "auto",
@@ -71,6 +76,7 @@ def attend(
   Args:
     query_BTHK, key_BSHK, value_BSHK: value may have another width than key ('plain' only).
     scale: factor on the dot products.
+    bias: finite, added to the scaled dot products, broadcastable to [B, H, T, S].
     mask: boolean, broadcastable to [B, H, T, S]; True means visible.
     is_causal: hide keys after the query's position as well.
     implementation: 'plain' (einsum), 'xla' or 'cudnn' (`jax.nn.dot_product_attention`), or 'auto':
@@ -90,7 +96,13 @@ def attend(
     implementation = "cudnn" if fused else "plain"
   if implementation == "plain":
     weights_BHTS = attention_weights(
-        query_BTHK, key_BSHK, scale=scale, mask=mask, is_causal=is_causal, precision=precision
+        query_BTHK,
+        key_BSHK,
+        scale=scale,
+        bias=bias,
+        mask=mask,
+        is_causal=is_causal,
+        precision=precision,
     )
     if sow is not None:
       sow(weights_BHTS)
@@ -107,6 +119,7 @@ def attend(
       query_BTHK,
       key_BSHK,
       value_BSHK,
+      bias=None if bias is None else bias.astype(query_BTHK.dtype),
       mask=mask,
       scale=scale,
       is_causal=is_causal,

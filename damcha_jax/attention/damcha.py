@@ -97,8 +97,9 @@ class DamchaAttention(AttentionBase):
   shared.
 
   Attributes beyond AttentionBase's:
-    generator: an unbound metric module (MetricGenerator, StaticMetric, ...) for this attention
-      alone; None makes a MetricGenerator with its defaults.
+    generator: an unbound metric module (MetricGenerator, StaticMetric, ...); attentions of one
+      model that are given the same instance share its parameters. None makes a MetricGenerator
+      with its defaults.
     context: 'prefix' (mean of the tokens so far; causal), 'sequence' (mean of all tokens; needs
       causal=False) or 'learned' (a trainable vector).
     stride: with 'prefix', tokens per context; 1 is the exact running mean.
@@ -148,8 +149,10 @@ class DamchaAttention(AttentionBase):
       query_padding_mask: Optional[Array] = None,
       key_padding_mask: Optional[Array] = None,
       segment_ids: Optional[Array] = None,
+      bias: Optional[Array] = None,
       metric: Optional[Metric] = None,
       generate: Optional[Callable[[Array], Array]] = None,
+      layer_index: Any = None,
       deterministic: Optional[bool] = None,
       dropout_rng: Optional[Array] = None,
       sow_weights: bool = False,
@@ -157,11 +160,12 @@ class DamchaAttention(AttentionBase):
     """Attends from `inputs_q` [B, T, D] to `inputs_k`, `inputs_v` [B, S, D]; see AttentionBase.
 
     The context comes from `inputs_q`. A stack that shares passes `metric` (one metric for all its
-    layers) or `generate` (its generator, applied to this layer's own contexts).
+    layers) or `generate` (its generator, applied to this layer's own contexts). `layer_index`
+    reaches this attention's own generator, should that have a part per layer.
     """
     inputs = self.prepare(
         inputs_q, inputs_k, inputs_v, mask, padding_mask, query_padding_mask, key_padding_mask,
-        segment_ids,
+        segment_ids, bias,
     )
     if self.context == "sequence" and not self.allow_future_leak and inputs.is_self:
       if masks.is_concrete_causal(mask):
@@ -172,7 +176,7 @@ class DamchaAttention(AttentionBase):
     dtype = self.dtype or inputs_q.dtype
     query_BTD, key_BSD = inputs.query_BTD.astype(dtype), inputs.key_BSD.astype(dtype)
     if metric is None:
-      metric = self._metric(inputs, generate)
+      metric = self._metric(inputs, generate, layer_index)
     if self.form == "head_slice":
       query, key, scale = self._head_slices(query_BTD, key_BSD, metric)
     else:
@@ -182,7 +186,9 @@ class DamchaAttention(AttentionBase):
         query, key, value_BSHK, inputs, deterministic, dropout_rng, sow_weights, scale=scale
     )
 
-  def _metric(self, inputs: Inputs, generate: Optional[Callable]) -> Optional[Metric]:
+  def _metric(
+      self, inputs: Inputs, generate: Optional[Callable], layer_index: Any
+  ) -> Optional[Metric]:
     if self.form == "full_width" and self.update_rank == 0:
       return None
     if generate is None:
@@ -191,7 +197,7 @@ class DamchaAttention(AttentionBase):
         generator = self._default_generator(inputs.query_BTD.shape[-1])
       if not generator.adaptive:
         return Metric(generator(), None)
-      generate = generator
+      generate = lambda context: generator(context, layer_index)
     contexts = MetricContext(self.context, self.stride, self.decode, name="context")(
         inputs.query_BTD, inputs.valid_query_BT, inputs.segment_ids_BT
     )

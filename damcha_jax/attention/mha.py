@@ -30,6 +30,7 @@ class MultiHeadAttention(AttentionBase):
       query_padding_mask: Optional[Array] = None,
       key_padding_mask: Optional[Array] = None,
       segment_ids: Optional[Array] = None,
+      bias: Optional[Array] = None,
       deterministic: Optional[bool] = None,
       dropout_rng: Optional[Array] = None,
       sow_weights: bool = False,
@@ -37,7 +38,7 @@ class MultiHeadAttention(AttentionBase):
     """Attends from `inputs_q` [B, T, D] to `inputs_k`, `inputs_v` [B, S, D]; see AttentionBase."""
     inputs = self.prepare(
         inputs_q, inputs_k, inputs_v, mask, padding_mask, query_padding_mask, key_padding_mask,
-        segment_ids,
+        segment_ids, bias,
     )
     query_BTHK = self.project("query")(inputs.query_BTD)
     key_BSHK = self.project("key")(inputs.key_BSD)

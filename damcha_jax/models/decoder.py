@@ -209,7 +209,8 @@ def _damcha(
   if no_generator:
     return attention, {}
   if damcha.metric == "static" or damcha.sharing == "none":
-    return functools.partial(attention, generator=generator(parent=None)), {}
+    # A new module for every layer: one instance in all layers would be one set of parameters.
+    return lambda **fields: attention(generator=generator(parent=None), **fields), {}
   return attention, dict(
       generator=generator,
       sharing=damcha.sharing,

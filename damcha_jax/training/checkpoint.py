@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+import functools
+import logging
 from pathlib import Path
+import shutil
+import sys
 from typing import Any, Optional
 
 import jax
@@ -47,6 +51,7 @@ class Checkpointer:
     self._targets = targets
     self._note = note
     self._checksums = jax.jit(checksums)
+    _silence_orbax_threads()
     try:
       self._manager = ocp.CheckpointManager(directory, options=ocp.CheckpointManagerOptions(
           preservation_policy=_KeepLastAndBest(config, self.scores),
@@ -65,6 +70,7 @@ class Checkpointer:
     Raises:
       CheckpointError: a write failed, for example on a full disk; older checkpoints are intact.
     """
+    self._check_space(step, state)
     meta = {"step": step, "checksums": self._named_checksums(state)}
     try:
       self._manager.check_for_errors()
@@ -158,6 +164,16 @@ class Checkpointer:
     self._manager.reload()
     self._note(f"{error}; moved to {aside}, going on from step {restored_step}")
 
+  def _check_space(self, step: int, state: TrainState) -> None:
+    """Fails before anything is written, where the disk is plainly too small."""
+    needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    free = shutil.disk_usage(self._directory).free
+    if free < needed:
+      raise CheckpointError(
+          f"cannot save checkpoint {self._directory / str(step)}: it needs {needed / 1e6:.1f} MB and "
+          f"{free / 1e6:.1f} MB are free; earlier checkpoints are intact; free space, then run the "
+          "same command again")
+
   def _cannot_save(self, what: str, error: Exception) -> CheckpointError:
     return CheckpointError(f"cannot {what}: {one_line(error)}; earlier checkpoints are intact; free "
                            "space or check permissions, then run the same command again")
@@ -195,6 +211,23 @@ def _checksum(leaf: jax.Array) -> jax.Array:
     index += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * np.uint32(stride % 2**32)
     stride *= bits.shape[axis]
   return jnp.sum(bits * (2 * index + 1), dtype=jnp.uint32)
+
+
+@functools.cache
+def _silence_orbax_threads() -> None:
+  """Every error of Orbax's threads is raised by `save`, `wait` or `restore` and told in one line.
+
+  So neither its logged tracebacks are needed, nor those of storage callbacks that find the event
+  loop of a failed operation closed.
+  """
+  logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+  previous = sys.unraisablehook
+
+  def hook(unraisable):
+    if str(unraisable.exc_value) != "Event loop is closed":
+      previous(unraisable)
+
+  sys.unraisablehook = hook
 
 
 def one_line(error: BaseException) -> str:

@@ -50,7 +50,7 @@ def train(task: Task, config: Any, workdir: str | Path, seed: int) -> dict[str, 
   _check_intervals(config)
   directory = Workdir(workdir)
   with directory.locked(), StopRequest() as stop:
-    directory.claim(config, task.name, seed)
+    directory.check_config(config, task.name, seed)
     progress = Progress(f"{task.name} seed {seed}", enabled=directory.is_primary)
     result = directory.read_json("result.json")
     if result is not None:
@@ -108,6 +108,8 @@ class _Run:
     self.leaf_names = [sharding_lib.path_name(path)
                        for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
     self.targets = targets = state_lib.sharded_targets(boxed, self.partitioning)
+    # Whatever is wrong with the configuration has been said by now.
+    self.directory.claim(self.config, self.task.name, self.seed)
     path = self.directory.path
     for change in self.directory.record_versions():
       self.progress.note(f"since this run began: {change}")

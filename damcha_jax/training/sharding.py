@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import math
-from typing import Any
+from typing import Any, Optional
 
 from flax import linen as nn
 import jax
@@ -19,15 +19,20 @@ AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
 
 
-def make_mesh(config: MeshConfig) -> Mesh:
-  """Arranges all devices as `data x fsdp x tensor`; an axis of -1 takes what the others leave.
+def make_mesh(config: MeshConfig, devices: Optional[Sequence[jax.Device]] = None) -> Mesh:
+  """Arranges devices as `data x fsdp x tensor`; an axis of -1 takes what the others leave.
+
+  Args:
+    config: the axes' sizes.
+    devices: by default all.
 
   Raises:
     ConfigError: the product of the axes is not the number of devices, or `tensor` would span
       processes (each process feeds whole rows of the batch to its own devices).
   """
   sizes = {axis: getattr(config, axis) for axis in AXES}
-  num_devices = jax.device_count()
+  devices = jax.devices() if devices is None else devices
+  num_devices = len(devices)
   written = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
   if any(size < 1 and size != -1 for size in sizes.values()):
     raise ConfigError(f"mesh {written}: an axis is a positive number, or -1 for the devices left")
@@ -45,7 +50,8 @@ def make_mesh(config: MeshConfig) -> Mesh:
     raise ConfigError(f"mesh.tensor {sizes['tensor']} must divide the {jax.local_device_count()} "
                       "devices of one process; use mesh.fsdp across processes")
   # The default, Explicit, puts shardings into types, which Linen modules are not written for.
-  return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+  return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES),
+                       devices=devices)
 
 
 def check_batch_size(batch_size: int, accumulation_steps: int, mesh: Mesh) -> None:

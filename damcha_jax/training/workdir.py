@@ -56,23 +56,20 @@ class Workdir:
                            "or choose another workdir") from error
       yield
 
-  def claim(self, config: Any, name: str, seed: int) -> None:
-    """Writes `config.json`, or checks that the one present is equal.
-
-    Raises:
-      WorkdirError: the directory belongs to another configuration; names the first differing key.
-    """
-    wanted = {key: value for key, value in to_dict(config).items() if key not in _KEYS_OF_THE_SUITE}
-    wanted = json.loads(json.dumps({"run": {"name": name, "seed": seed}, **wanted}))
+  def check_config(self, config: Any, name: str, seed: int) -> None:
+    """Raises `WorkdirError`, naming the first differing key, if another configuration ran here."""
     present = self.read_json("config.json")
     if present is None:
-      self.write_json("config.json", wanted)
       return
-    difference = first_difference(present, wanted)
+    difference = first_difference(present, _description(config, name, seed))
     if difference:
       key, old, new = difference
       raise WorkdirError(f"workdir {self.path} holds a run with {key}={old!r}, not {new!r}; choose "
                          "another workdir, or use the same value to resume")
+
+  def claim(self, config: Any, name: str, seed: int) -> None:
+    """Writes `config.json`: from now on the directory belongs to this configuration."""
+    self.write_json("config.json", _description(config, name, seed))
 
   def record_versions(self) -> list[str]:
     """Writes `versions.json`; returns `name old -> new` for what changed since the last process."""
@@ -96,6 +93,12 @@ class Workdir:
   def write_json(self, name: str, value: Any) -> None:
     if self.is_primary:
       write_atomically(self.path / name, json.dumps(value, indent=2) + "\n")
+
+
+def _description(config: Any, name: str, seed: int) -> dict[str, Any]:
+  values = {key: value for key, value in to_dict(config).items() if key not in _KEYS_OF_THE_SUITE}
+  # Through JSON and back, so that tuples compare equal to the lists in the file.
+  return json.loads(json.dumps({"run": {"name": name, "seed": seed}, **values}))
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 import sys
@@ -36,7 +37,8 @@ class MetricsWriter:
     if kept != present:
       write_atomically(path, kept)
     with writing(path):
-      self._file = open(path, "a", encoding="utf-8")
+      # Unbuffered: after a failed write nothing is left that closing would try to write again.
+      self._file = open(path, "ab", buffering=0)
     if tensorboard_dir is not None:
       self._tensorboard = _open_tensorboard(tensorboard_dir, last_step + 1)
 
@@ -45,9 +47,10 @@ class MetricsWriter:
     self.records.append(record)
     if not self._enabled:
       return
+    line = _line(record).encode("utf-8")
     with writing(self._path):
-      self._file.write(_line(record))
-      self._file.flush()
+      while line:
+        line = line[self._file.write(line):]
     if self._tensorboard is not None:
       for key, value in record.items():
         if key not in ("step", "split") and value is not None:
@@ -57,8 +60,7 @@ class MetricsWriter:
     if self._tensorboard is not None:
       self._tensorboard.close()
     if self._file is not None:
-      with writing(self._path):
-        self._file.close()
+      self._file.close()
 
 
 def _line(record: Record) -> str:
@@ -109,7 +111,7 @@ class Progress:
   def close(self) -> None:
     """Leaves a terminal at the start of a fresh line."""
     if self._enabled and self._width:
-      self._stream.write("\n")
+      self._write("\n")
       self._width = 0
 
   def _print(self, text: str, stays: bool) -> None:
@@ -117,9 +119,14 @@ class Progress:
       return
     text = f"[{self._name}] {text}"
     start = "\r" if self._width else ""
-    self._stream.write(start + text.ljust(self._width) + ("\n" if stays else ""))
-    self._stream.flush()
+    self._write(start + text.ljust(self._width) + ("\n" if stays else ""))
     self._width = 0 if stays else len(text)
+
+  def _write(self, text: str) -> None:
+    # A log on a full disk or a closed terminal must not end the training.
+    with contextlib.suppress(OSError):
+      self._stream.write(text)
+      self._stream.flush()
 
 
 def format_duration(seconds: float) -> str:

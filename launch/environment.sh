@@ -5,9 +5,6 @@
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 
-# Compiled programs are kept between runs; the first step of a repeated run then starts at once.
-export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$root/.cache/jax}"
-
 # usable_python INTERPRETER VERSION: whether it runs, is of that version and can make environments.
 # A version manager's shim is on PATH but fails to run unless its version is activated, so only
 # running it tells.

@@ -7,6 +7,8 @@ set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 prepare_environment ""
 cd "$root"
+# Compiled programs are kept, so that a repeated or resumed run starts at once.
+export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$root/.cache/jax}"
 workdir=runs/gpt2_enwik8/mix-cpu
 "$environment_python" -m experiments.gpt2_enwik8 --config=configs/mix.py:cpu \
   --workdir="$workdir" "$@"

@@ -1,0 +1,73 @@
+"""Every command that the README and the docstrings give can be parsed, and its code runs."""
+
+import argparse
+import ast
+from pathlib import Path
+import re
+import runpy
+import shlex
+import sys
+
+import pytest
+
+from damcha_jax.config import freeze
+from experiments import common
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def _blocks(language: str) -> list[str]:
+  return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def _commands() -> list[str]:
+  text = _blocks("bash")
+  for folder in ("configs", "experiments"):
+    for path in (ROOT / folder).glob("*.py"):
+      text.append(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "")
+  lines = [line.split("  #")[0].strip() for line in "\n".join(text).splitlines()]
+  return sorted({line for line in lines if re.match(r"(python|bash|pip) ", line)})
+
+
+class _Parsed(Exception):
+  """Raised in place of what a command would do."""
+
+
+
+def test_there_are_commands_for_every_config():
+  for name in ("mix", "enwik8", "text8"):
+    for size in ("", ":cpu", ":smoke"):
+      assert any(f"--config=configs/{name}.py{size}" in command.split() for command in _commands())
+
+
+@pytest.mark.parametrize("command", _commands())
+def test_documented_command_parses(command, monkeypatch):
+  program, *arguments = shlex.split(command)
+  monkeypatch.chdir(ROOT)
+  if program == "bash":
+    assert (ROOT / arguments[0]).is_file()
+  elif program == "pip":
+    assert arguments[0] == "install"
+  elif arguments[1] == "experiments.sample" or arguments[1].startswith("damcha_jax."):
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_and_stop(parser, given=None, namespace=None):
+      parse(parser, given, namespace)
+      raise _Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+    monkeypatch.setattr(sys, "argv", arguments[1:])
+    with pytest.raises(_Parsed):
+      runpy.run_module(arguments[1], run_name="__main__")
+  else:
+    assert (ROOT / (arguments[1].replace(".", "/") + ".py")).is_file()
+    config, _ = common.parse(arguments[1:])
+    freeze(config)
+
+
+def test_readme_code_runs():
+  (code,) = _blocks("python")
+  scope = {}
+  exec(code, scope)  # pylint: disable=exec-used
+  assert scope["y_BTD"].shape == scope["x_BTD"].shape

@@ -1,0 +1,110 @@
+"""Summary rows: means and spread over seeds, unique keys, the paper's figure, tables."""
+
+import json
+
+import numpy as np
+import pytest
+
+from damcha_jax import reporting
+from damcha_jax.config import freeze
+from damcha_jax.data.sources import Corpus
+from damcha_jax.errors import WorkdirError
+from damcha_jax.reporting import Measurement
+from configs import mix
+from experiments import common
+from experiments import gpt2_enwik8
+
+TABLE5 = json.loads(common.PAPER.read_text(encoding="utf-8"))["table5"]
+
+
+def _one(value, seed, metric="nats_per_token", attention="mha", split="validation", **more):
+  return Measurement(attention, "sample_mix", split, metric, value, "nats/token", seed, **more)
+
+
+def _rows(*measurements):
+  return reporting.summary_rows(measurements, False,
+                                lambda one: gpt2_enwik8._figure(TABLE5, one))
+
+
+def test_a_row_is_the_mean_over_seeds_with_their_sample_deviation():
+  (row,) = _rows(_one(1.0, 0), _one(2.0, 1), _one(4.5, 2))
+  assert row == {"name": "mha/validation", "metric": "nats_per_token", "value": 2.5,
+                 "unit": "nats/token", "seeds": [0, 1, 2], "paper": 1.09, "attention": "mha",
+                 "dataset": "sample_mix", "split": "validation", "variant": None,
+                 "spread": pytest.approx(np.std([1.0, 2.0, 4.5], ddof=1)), "comparable": False}
+
+
+def test_one_seed_has_no_spread_and_an_unavailable_value_keeps_its_note():
+  single, unavailable = _rows(_one(1.0, 3), _one(None, 3, metric="x", note="needs a checkpoint"))
+  assert single["spread"] is None and "note" not in single
+  assert unavailable["value"] is None and unavailable["note"] == "needs a checkpoint"
+
+
+def test_two_values_for_one_row_and_seed_are_refused():
+  with pytest.raises(ValueError, match="with seed 0"):
+    _rows(_one(1.0, 0), _one(2.0, 0))
+
+
+@pytest.mark.parametrize("attention, dataset, metric, figure", [
+    ("mha", "enwik8", "nats_per_token", 1.07), ("damcha", "enwik8", "nats_per_token", 1.03),
+    ("damcha", "sample_text8", "perplexity", 2.81), ("dcmha", "mix", "nats_per_token", 1.08),
+    ("damcha", "mix", "bits_per_byte", None), ("gzip9", "mix", "nats_per_token", None),
+    ("tha", "mix", "nats_per_token", None), ("mha", "own.txt", "nats_per_token", None),
+])
+def test_figures_are_table_5s(attention, dataset, metric, figure):
+  one = Measurement(attention, dataset, "validation", metric, 1.0, "", 0)
+  assert gpt2_enwik8._figure(TABLE5, one) == figure
+
+
+def test_only_held_out_validation_of_the_whole_stands_beside_table_5():
+  assert gpt2_enwik8._figure(TABLE5, _one(1.0, 0, split="test")) is None
+  assert gpt2_enwik8._figure(TABLE5, _one(1.0, 0, variant="enwik8")) is None
+
+
+def test_comparable_means_the_papers_data_and_size():
+  assert gpt2_enwik8._comparable(freeze(mix.get_config("paper")))
+  assert not gpt2_enwik8._comparable(freeze(mix.get_config("cpu")))
+  for key, value in {"num_steps": 50_000, "dataset": "sample_mix"}.items():
+    changed = mix.get_config("paper")
+    changed[key] = value
+    assert not gpt2_enwik8._comparable(freeze(changed))
+
+
+def test_gzip_rows_weigh_each_source_by_its_bytes():
+  zeros, noise = np.zeros(3000, np.uint8), np.random.default_rng(0).integers(0, 256, 1000, np.uint8)
+  split = {"a": zeros, "b": noise}
+  found = {(one.split, one.variant): one.value
+           for one in gpt2_enwik8._gzip(Corpus("mix", split, split, {"a": noise}))}
+  assert set(found) == {("validation", None), ("validation", "a"), ("validation", "b"),
+                        ("test", None)}
+  assert found["validation", "a"] < 0.2 and found["validation", "b"] > 8.0
+  assert found["validation", None] == pytest.approx(
+      0.75 * found["validation", "a"] + 0.25 * found["validation", "b"])
+
+
+def test_table_has_a_block_per_split_with_the_paper_beside():
+  table = reporting.format_table(_rows(
+      _one(1.5, 0), _one(1.7, 1), _one(1.25, 0, attention="damcha"), _one(2.0, 0, split="test"),
+      _one(12345678.0, 0, split="train", metric="num_params")))
+  blocks = table.split("\n\n")
+  assert len(blocks) == 3
+  assert blocks[0].splitlines()[0].split("  ")[0] == "sample_mix · validation"
+  assert "1.6 ± 0.14" in blocks[0] and "1.09" in blocks[0] and "1.04" in blocks[0]
+  assert "paper" not in blocks[1] and "1.235e+07" in blocks[2]
+
+
+def test_summary_is_replaced_whole(tmp_path):
+  path = tmp_path / "summary.json"
+  reporting.write_summary(path, "gpt2_enwik8", "mix:cpu", _rows(_one(1.0, 0)))
+  assert json.loads(path.read_text())["rows"][0]["value"] == 1.0
+  with pytest.raises(ValueError):  # JSON has no NaN
+    reporting.write_summary(path, "gpt2_enwik8", "mix:cpu", _rows(_one(float("nan"), 0)))
+  assert json.loads(path.read_text())["rows"][0]["value"] == 1.0
+  with pytest.raises(WorkdirError, match="cannot write"):
+    reporting.write_summary(tmp_path / "missing" / "summary.json", "x", "y", [])
+
+
+def test_learning_curves_are_a_png(tmp_path):
+  path = tmp_path / "figures" / "curves.png"
+  reporting.plot_learning_curves(path, {"mha": [(1, 5.0), (2, 4.0)], "damcha": []}, "nats_per_token")
+  assert path.read_bytes().startswith(b"\x89PNG")

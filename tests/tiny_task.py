@@ -6,7 +6,10 @@ import atexit
 from collections.abc import Callable
 import dataclasses
 import os
+from pathlib import Path
 import shutil
+import subprocess
+import sys
 import tempfile
 from typing import Any
 
@@ -16,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+import damcha_jax
 from damcha_jax.config import CheckpointConfig, EvaluationConfig, LoggingConfig, MeshConfig
 from damcha_jax.config import OptimizerConfig
 from damcha_jax.training.task import ParameterGroup, Task
@@ -134,6 +138,20 @@ def tiny_task(batch_size: int = 8, on_batch: Callable[[int, dict], None] | None 
       metrics_of=lambda sums: {"nats_per_token": sums["nats"] / sums["weight"]},
       selection_metric="nats_per_token", parameter_groups=GROUPS)
   return dataclasses.replace(task, **changes)
+
+
+def run_script(script: Path, *arguments: Any, num_devices: int = 1) -> subprocess.CompletedProcess:
+  """Runs a test script in a new process with the package under test and forced CPU devices."""
+  paths = [Path(damcha_jax.__file__).parents[1], Path(__file__).parents[1], Path(__file__).parent]
+  environment = {
+      **os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "JAX_PLATFORMS": "cpu",
+      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+      # Compiling takes most of the time of these programs; optimised code would not pay.
+      "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices} "
+                   "--xla_backend_optimization_level=0"}
+  command = [sys.executable, str(script), *map(str, arguments)]
+  return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600,
+                        check=False)
 
 
 def assert_trees_equal(actual: Any, expected: Any) -> None:

@@ -74,5 +74,6 @@ def _sub_jaxprs(equation: Any) -> list[Any]:
   leaves = jax.tree.leaves(
       list(equation.params.values()),
       is_leaf=lambda value: isinstance(value, (jax_core.Jaxpr, jax_core.ClosedJaxpr)))
-  closed = [leaf.jaxpr for leaf in leaves if isinstance(leaf, jax_core.ClosedJaxpr)]
-  return closed + [leaf for leaf in leaves if isinstance(leaf, jax_core.Jaxpr)]
+  # One branch per leaf: from jax 0.12 on a closed jaxpr is an instance of Jaxpr as well.
+  return [leaf.jaxpr if isinstance(leaf, jax_core.ClosedJaxpr) else leaf for leaf in leaves
+          if isinstance(leaf, (jax_core.Jaxpr, jax_core.ClosedJaxpr))]

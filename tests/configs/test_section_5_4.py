@@ -13,8 +13,8 @@ from damcha_jax.config import ConfigError, freeze, to_dict
 
 CONFIGS = ("mix", "enwik8", "text8")
 
-# "All models have 12 layers, 12 attention heads, model dimension 768, and are trained for 100K steps
-# with batch size 64, context length 512, and learning rate 6e-4."
+# "All models have 12 layers, 12 attention heads, model dimension 768, and are trained for 100K
+# steps with batch size 64, context length 512, and learning rate 6e-4."
 SECTION_5_4 = {
     "model.num_layers": 12,
     "model.num_heads": 12,

@@ -106,5 +106,5 @@ def test_summary_is_replaced_whole(tmp_path):
 
 def test_learning_curves_are_a_png(tmp_path):
   path = tmp_path / "figures" / "curves.png"
-  reporting.plot_learning_curves(path, {"mha": [(1, 5.0), (2, 4.0)], "damcha": []}, "nats_per_token")
+  reporting.plot_learning_curves(path, {"mha": [(1, 5.0), (2, 4.0)], "damcha": []}, "nats")
   assert path.read_bytes().startswith(b"\x89PNG")

@@ -79,6 +79,8 @@ def user_errors() -> Iterator[None]:
     _fail(2, error)
   except UserError as error:
     _fail(error.exit_status, error)
+  except KeyboardInterrupt:  # outside training, which answers the signal itself
+    _fail(1, "interrupted; run the same command again to go on")
 
 
 def _fail(status: int, message: Any) -> None:
@@ -166,6 +168,9 @@ def _claim(directory: Workdir, config: Any) -> None:
   with directory.locked():
     present = directory.read_json("config.json")
     if present is not None:
+      if "attentions" not in present:
+        raise WorkdirError(f"workdir {directory.path} is that of a single run; name the one that "
+                           "holds all attentions and seeds, or another")
       missing = [attention for attention in present["attentions"].split(",")
                  if attention not in config.attention_names]
       missing += [f"seed {seed}" for seed in present["seeds"] if seed not in config.seeds]

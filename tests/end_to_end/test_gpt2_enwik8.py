@@ -136,6 +136,8 @@ def test_a_rerun_skips_what_is_complete_and_adds_seeds(capsys, tmp_path, text):
   assert row["value"] == pytest.approx(sum(each) / 2)
   assert row["spread"] == pytest.approx(abs(each[0] - each[1]) / 2**0.5)
 
+  status, _, errors = _run(capsys, *arguments, f"--workdir={tmp_path / 'mha' / 'seed0'}")
+  assert status == 1 and "is that of a single run" in errors
   status, _, errors = _run(capsys, *arguments, "--config.seeds=1,2")
   assert status == 1 and "also holds seed 0" in errors
   status, _, errors = _run(capsys, *arguments, "--config.batch_size=16", "--config.seeds=0,1")
@@ -178,6 +180,17 @@ def test_a_mistake_is_one_line_and_writes_nothing(capsys, tmp_path, arguments, s
   assert (found, output) == (status, "")
   assert errors.startswith("error: ") and errors.count("\n") == 1 and message in errors
   assert not workdir.exists()
+
+
+def test_an_interrupt_outside_training_is_one_line(capsys):
+  def interrupted(*unused):
+    raise KeyboardInterrupt
+
+  with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as error:
+    patch.setattr(sys, "argv", ["x", f"--config={ROOT / 'configs/mix.py'}:smoke"])
+    common.launch(interrupted)
+  assert error.value.code == 1
+  assert capsys.readouterr().err == "error: interrupted; run the same command again to go on\n"
 
 
 def test_workdir_defaults_to_experiment_and_config(monkeypatch, tmp_path):

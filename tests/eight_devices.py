@@ -1,4 +1,8 @@
-"""Runs on eight forced CPU devices: `python eight_devices.py FOLDER`; writes FOLDER/report.json."""
+"""Runs on eight forced CPU devices and writes FOLDER/report.json.
+
+`python eight_devices.py FOLDER MESHES` trains the scanned stack on every mesh, the unrolled one on
+MESHES (comma-separated), and evaluates and restores on several device counts.
+"""
 
 from __future__ import annotations
 
@@ -81,16 +85,19 @@ def make_config(corpus, scan_layers):
   config = lm_run.tiny_language_model(corpus, scan_layers)
   return dataclasses.replace(
       config, num_steps=NUM_STEPS,
+      model=dataclasses.replace(config.model, dropout_rate=0.0),
+      damcha=dataclasses.replace(config.damcha, widths=(8,)),
       optimizer=dataclasses.replace(config.optimizer, accumulation_steps=1))
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, unrolled_meshes: list[str]) -> None:
   corpus = lm_run.write_corpus(folder / "corpus.txt")
   report = {"losses": {}, "initial_difference": {}, "fraction": {}, "evaluations": {}}
   for scan_layers in (False, True):
     config = make_config(corpus, scan_layers)
     initial = None
-    for name, shape in MESHES.items():
+    for name in MESHES if scan_layers else unrolled_meshes:
+      shape = MESHES[name]
       setup = Setup(config, shape)
       if name in ("1x1x1", "2x2x2"):
         state = setup.create()
@@ -129,4 +136,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-  main(Path(sys.argv[1]))
+  main(Path(sys.argv[1]), sys.argv[2].split(","))

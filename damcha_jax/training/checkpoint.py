@@ -50,7 +50,6 @@ class Checkpointer:
     self._config = config
     self._targets = targets
     self._note = note
-    self._checksums = jax.jit(checksums)
     _silence_orbax_threads()
     try:
       self._manager = ocp.CheckpointManager(directory, options=ocp.CheckpointManagerOptions(
@@ -145,7 +144,7 @@ class Checkpointer:
       self._note(f"a checkpoint in flight was lost ({one_line(error)}); older ones are intact")
 
   def _named_checksums(self, state: TrainState) -> dict[str, int]:
-    values = jax.device_get(self._checksums(state))
+    values = jax.device_get(checksums(state))
     paths, _ = jax.tree_util.tree_flatten_with_path(state)
     return {path_name(path): int(value) for (path, _), value in zip(paths, values)}
 
@@ -203,6 +202,7 @@ def checksums(tree: PyTree) -> list[jax.Array]:
   return [_checksum(leaf) for leaf in jax.tree.leaves(tree)]
 
 
+@jax.jit  # leaf by leaf: Adam's moments reuse what was compiled for the parameters
 def _checksum(leaf: jax.Array) -> jax.Array:
   word = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}[leaf.dtype.itemsize]
   bits = jax.lax.bitcast_convert_type(leaf, word).astype(jnp.uint32)

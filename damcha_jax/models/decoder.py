@@ -87,7 +87,7 @@ class DecoderLM(nn.Module):
     if config.tie_embeddings:
       table_VD = embed.embedding.astype(dtype)
     else:
-      head_init = nn.with_logical_partitioning(initializers.kernel, ("vocab", "embed"))
+      head_init = nn.with_logical_partitioning(initializers.head, ("vocab", "embed"))
       table_VD = self.param(
           "head", head_init, (config.vocab_size, config.features), param_dtype
       ).astype(dtype)
@@ -257,7 +257,11 @@ def init_params(model: DecoderLM, rng: Array, tokens_BT: Array) -> Any:
 
 
 def init_cache(model: DecoderLM, batch_size: int, max_length: int) -> Any:
-  """An empty cache for `max_length` tokens per row of a model built with `decode=True`."""
+  """An empty cache for `max_length` columns per row of a model built with `decode=True`.
+
+  Padding takes up columns too, so there may be more of them than the context length.
+  """
+  model = model.clone(context_length=max(model.context_length, max_length))
   tokens_BT = jnp.zeros((batch_size, max_length), jnp.int32)
   shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), tokens_BT))["cache"]
   return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

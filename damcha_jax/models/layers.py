@@ -15,22 +15,29 @@ Array = jax.Array
 
 
 class Initializers(NamedTuple):
-  """Initial values of the matrices that read the residual stream, and of those that add to it."""
+  """Initial values of what reads the residual stream, what adds to it, and what feeds it."""
 
   kernel: Callable
   residual_kernel: Callable
   embedding: Callable
+  head: Callable
 
 
 def make_initializers(name: str, num_layers: int) -> Initializers:
-  """'gpt2': std 0.02, that of residual outputs divided by sqrt(2N); 'lecun': 1/sqrt(fan-in)."""
+  """Initial values by name.
+
+  'gpt2': std 0.02, that of residual outputs divided by sqrt(2N).
+  'lecun': unit variance is kept everywhere, whatever the width: kernels of std 1 / sqrt(fan-in),
+  residual outputs divided by sqrt(2N), embeddings of std 1; meant for an untied head.
+  """
+  small = nn.initializers.normal(0.02)
   if name == "gpt2":
-    normal = nn.initializers.normal(0.02)
-    return Initializers(normal, nn.initializers.normal(0.02 / math.sqrt(2 * num_layers)), normal)
+    residual = nn.initializers.normal(0.02 / math.sqrt(2 * num_layers))
+    return Initializers(small, residual, embedding=small, head=small)
   if name == "lecun":
-    kernel = nn.initializers.lecun_normal()
     residual = nn.initializers.variance_scaling(1 / (2 * num_layers), "fan_in", "truncated_normal")
-    return Initializers(kernel, residual, nn.initializers.normal(0.02))
+    unit = nn.initializers.normal(1.0)
+    return Initializers(nn.initializers.lecun_normal(), residual, embedding=unit, head=small)
   raise ValueError(f"initializer {name!r} is neither 'gpt2' nor 'lecun'")
 
 

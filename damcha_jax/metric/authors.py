@@ -80,7 +80,7 @@ class AuthorsMetricGenerator(nn.Module):
 
   @nn.compact
   def __call__(self, context: Array, layer_index: Any = None, return_blocks: bool = False) -> Array:
-    """Maps contexts [.., D] to head metrics m [.., H, K, K] in float32.
+    """Maps contexts [.., D] to head metrics m [.., H, K, K] in float32 (float64 if `dtype` is).
 
     Args:
       context: [.., D].
@@ -93,7 +93,7 @@ class AuthorsMetricGenerator(nn.Module):
     features = context.shape[-1]
     self._check(features)
     scale_HH = self._scales()
-    hidden = self._hidden(context.astype(self.dtype or jnp.float32))
+    hidden = self._hidden(context.astype(self._compute_dtype()))
     # Declared before use, so that every mode owns the parameters that its checkpoints hold.
     alpha_HHH = self._alpha()
     constant = self._constant(features, layer_index)
@@ -120,10 +120,10 @@ class AuthorsMetricGenerator(nn.Module):
     """
     if self.off_diagonal != "bayesian":
       return jnp.zeros(())
-    read = lambda name: nn.unbox(self.get_variable("params", name)).astype(jnp.float32)
+    read = lambda name: self._accumulated(nn.unbox(self.get_variable("params", name)))
     mean_HHH, logvar_HHH = read("alpha"), read("alpha_logvar")
     terms_HHH = jnp.exp(logvar_HHH) + mean_HHH**2 - 1.0 - logvar_HHH
-    return 0.5 * jnp.sum(terms_HHH * (1.0 - jnp.eye(self.num_heads))[..., None])
+    return 0.5 * jnp.sum(terms_HHH * (1.0 - self._identity())[..., None])
 
   def _check(self, features: int) -> None:
     if self.parameterization != "blocks":
@@ -147,8 +147,8 @@ class AuthorsMetricGenerator(nn.Module):
   def _scales(self) -> Array:
     weights_HH = blocks_lib.block_weights(self.block_ablation, self.num_heads)
     if weights_HH is not None:
-      return weights_HH
-    diagonal_HH = jnp.eye(self.num_heads)
+      return self._accumulated(weights_HH)
+    diagonal_HH = self._identity()
     return diagonal_HH * self.diagonal_scale + (1.0 - diagonal_HH) * self.off_diagonal_scale
 
   def _hidden(self, hidden: Array) -> Array:
@@ -193,9 +193,18 @@ class AuthorsMetricGenerator(nn.Module):
     return kernel, bias
 
   def _project(self, hidden: Array, kernel: Array, bias: Array) -> Array:
-    dtype = self.dtype or jnp.float32
-    product = jnp.tensordot(hidden, kernel.astype(dtype), 1, preferred_element_type=jnp.float32)
-    return product + bias.astype(jnp.float32)
+    kernel, bias = kernel.astype(self._compute_dtype()), self._accumulated(bias)
+    return jnp.tensordot(hidden, kernel, 1, preferred_element_type=bias.dtype) + bias
+
+  def _compute_dtype(self) -> Any:
+    return jnp.dtype(self.dtype or jnp.float32)
+
+  def _accumulated(self, array: Array) -> Array:
+    """In the dtype of sums: the compute dtype, but float32 at least."""
+    return array.astype(jnp.promote_types(self._compute_dtype(), jnp.float32))
+
+  def _identity(self) -> Array:
+    return self._accumulated(jnp.eye(self.num_heads))
 
   def _full(self, hidden: Array, features: int, scale_HH: Array, return_blocks: bool) -> Array:
     kernel, bias = self._output_layer(hidden.shape[-1], features // self.num_heads)
@@ -220,7 +229,7 @@ class AuthorsMetricGenerator(nn.Module):
     """Blocks that are mixtures of the diagonal ones, M_ij = sum_k w_ijk raw_kk."""
     kernel, bias = self._output_layer(hidden.shape[-1], features // self.num_heads)
     diagonal = self._project(hidden, *(_diagonal_blocks(part) for part in (kernel, bias)))
-    identity_HH = jnp.eye(self.num_heads)
+    identity_HH = self._identity()
     weights_HHH = identity_HH[:, :, None] * identity_HH[:, None, :]
     if alpha_HHH is not None:
       weights_HHH += (1.0 - identity_HH)[:, :, None] * alpha_HHH
@@ -234,7 +243,7 @@ class AuthorsMetricGenerator(nn.Module):
     axes = ("heads", None, None)
 
     def param(name: str, init: Callable) -> Array:
-      return self.param(name, self._axes(init, *axes), shape, self.param_dtype).astype(jnp.float32)
+      return self._accumulated(self.param(name, self._axes(init, *axes), shape, self.param_dtype))
 
     mean_HHH = param("alpha", nn.initializers.normal(self.alpha_std))
     if self.off_diagonal != "bayesian":
@@ -247,7 +256,7 @@ class AuthorsMetricGenerator(nn.Module):
     mean_HHH, logvar_HHH = self._alpha_params()
     if logvar_HHH is None or not self.has_rng("alpha"):
       return mean_HHH
-    noise_HHH = jax.random.normal(self.make_rng("alpha"), mean_HHH.shape)
+    noise_HHH = jax.random.normal(self.make_rng("alpha"), mean_HHH.shape, mean_HHH.dtype)
     return mean_HHH + jnp.exp(0.5 * logvar_HHH) * noise_HHH
 
   def _constant(self, features: int, layer_index: Any) -> Optional[Array]:
@@ -265,8 +274,8 @@ class AuthorsMetricGenerator(nn.Module):
     shape = (self.num_heads, features // self.num_heads) * 2
     axes = ("heads", "metric_row", None, None)
     init = self._axes(nn.initializers.normal(0.01), *axes)
-    blocks = self.param("separate_blocks", init, shape, self.param_dtype).astype(jnp.float32)
-    return blocks * (1.0 - jnp.eye(self.num_heads))[:, None, :, None]
+    blocks = self._accumulated(self.param("separate_blocks", init, shape, self.param_dtype))
+    return blocks * (1.0 - self._identity())[:, None, :, None]
 
   def _layer_bias(self, features: int, layer_index: Any) -> Array:
     def basis(name: str) -> Array:
@@ -285,7 +294,7 @@ class AuthorsMetricGenerator(nn.Module):
         self.param_dtype,
     )
     index = self._checked_index(self.layer_index if layer_index is None else layer_index)
-    left, scale, right = (part.astype(jnp.float32) for part in (left, scales[index], right))
+    left, scale, right = (self._accumulated(part) for part in (left, scales[index], right))
     return blocks_lib.split_blocks((left * scale) @ right.T, self.num_heads)
 
   def _checked_index(self, index: Any) -> Any:

@@ -35,7 +35,8 @@ class ModelConfig:
   norm_placement: Literal["pre", "post"]
   tie_embeddings: bool
   initializer: Literal["gpt2", "lecun"]
-  dropout_rate: float
+  dropout_rate: float  # of embeddings and of what blocks add to the residual stream
+  attention_dropout_rate: float  # of attention weights; above 0 the fused kernels do not apply
   remat: bool
   scan_layers: bool
   attention_implementation: Literal["auto", "plain", "xla", "cudnn"]
@@ -234,8 +235,9 @@ def _check_language_model(config: LanguageModelConfig) -> None:
   _require(model.features % model.num_heads == 0,
            f"model.features={model.features} is not divisible by model.num_heads="
            f"{model.num_heads}; choose a multiple")
-  _require(0 <= model.dropout_rate < 1,
-           f"model.dropout_rate={model.dropout_rate} must be at least 0 and below 1")
+  for name in ("dropout_rate", "attention_dropout_rate"):
+    rate = getattr(model, name)
+    _require(0 <= rate < 1, f"model.{name}={rate} must be at least 0 and below 1")
   _require(damcha.form == "full_width" or damcha.update_rank is None,
            "damcha.update_rank is for damcha.form='full_width'; the head-slice metric is K x K")
   _require(damcha.context != "sequence" or damcha.allow_future_leak,

@@ -153,7 +153,7 @@ def make_decoder(
   initializers = make_initializers(model.initializer, model.num_layers)
   common = dict(
       num_heads=model.num_heads,
-      dropout_rate=model.dropout_rate,
+      dropout_rate=model.attention_dropout_rate,
       dtype=jnp.dtype(model.dtype),
       param_dtype=jnp.dtype(model.param_dtype),
       kernel_init=initializers.kernel,

@@ -107,8 +107,8 @@ class Checkpointer:
       return state
     if unreadable:
       raise CheckpointError(
-          f"no checkpoint in {self._directory} is readable; the newest: {unreadable[0][1]}; restore "
-          "the files, or choose another workdir to start afresh")
+          f"no checkpoint in {self._directory} is readable; the newest: {unreadable[0][1]}; "
+          "restore the files, or choose another workdir to start afresh")
     return None
 
   def restore(self, step: int) -> TrainState:
@@ -169,13 +169,13 @@ class Checkpointer:
     free = shutil.disk_usage(self._directory).free
     if free < needed:
       raise CheckpointError(
-          f"cannot save checkpoint {self._directory / str(step)}: it needs {needed / 1e6:.1f} MB and "
-          f"{free / 1e6:.1f} MB are free; earlier checkpoints are intact; free space, then run the "
-          "same command again")
+          f"cannot save checkpoint {self._directory / str(step)}: it needs {needed / 1e6:.1f} MB "
+          f"and {free / 1e6:.1f} MB are free; earlier checkpoints are intact; free space, then run "
+          "the same command again")
 
   def _cannot_save(self, what: str, error: Exception) -> CheckpointError:
-    return CheckpointError(f"cannot {what}: {one_line(error)}; earlier checkpoints are intact; free "
-                           "space or check permissions, then run the same command again")
+    return CheckpointError(f"cannot {what}: {one_line(error)}; earlier checkpoints are intact; "
+                           "free space or check permissions, then run the same command again")
 
 
 class _KeepLastAndBest:

@@ -12,7 +12,10 @@ from damcha_jax.training.flops import peak_flops
 
 
 class Meter:
-  """Counts steps and the seconds spent on them; evaluations and saves are left out by `pause` and `resume`."""
+  """Counts steps and the seconds spent on them.
+
+  Evaluations and saves are left out by `pause` and `resume`.
+  """
 
   def __init__(self, steps_left: int, model_flops_per_step: int, train_seconds: float = 0.0,
                clock: Callable[[], float] = time.monotonic):

@@ -27,8 +27,8 @@ Groups = tuple[ParameterGroup, ...]
 def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
   """Linear warm-up, then half a cosine down to `end_learning_rate_factor` of the peak.
 
-  Update n (from 0) uses `(n+1)/warmup_steps` of the peak while `n < warmup_steps`, so that the first
-  update already moves; the last of `num_steps` updates uses the end value.
+  Update n (from 0) uses `(n+1)/warmup_steps` of the peak while `n < warmup_steps`, so that the
+  first update already moves; the last of `num_steps` updates uses the end value.
   """
   if not 0 <= config.warmup_steps < max(num_steps, 1):
     raise ConfigError(f"optimizer.warmup_steps {config.warmup_steps} must be at least 0 and less "

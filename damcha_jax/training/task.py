@@ -58,8 +58,8 @@ class Task:
     model: the module, kept for whoever wants to apply the trained parameters.
     init_params: `rng -> params`, boxed by `nn.with_logical_partitioning`. Called under jit.
     loss_fn: `(params, batch, dropout_rng or None) -> (loss_sum, sums)`. The loss that is minimised
-      is `loss_sum / sums['weight']`, both added up over the whole batch before dividing. `sums` is a
-      dict of scalars.
+      is `loss_sum / sums['weight']`, both added up over the whole batch before dividing. `sums` is
+      a dict of scalars.
     eval_loss_fn: `(params, batch) -> sums` with one number per example in each entry, `[B]`, so
       that totals can be taken in float64 in an order that does not depend on the batch size.
     train_source: training batches by step.

@@ -1,4 +1,4 @@
-"""The same numbers on every mesh: training, evaluation, restores; and errors that name the cause."""
+"""The same numbers on every mesh: training, evaluation, restores; and errors."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def test_a_dimension_that_does_not_divide_names_parameter_axis_and_remedy():
 def test_batch_size_errors_name_the_numbers_and_a_remedy():
   mesh = jax.sharding.AbstractMesh((4, 2, 1), sharding_lib.AXES)
   sharding_lib.check_batch_size(32, 2, mesh)
-  with pytest.raises(ConfigError, match=r"batch_size 20 is not a multiple of 16 \(mesh data 4 x fsdp"
-                                        r" 2 x optimizer.accumulation_steps 2\); use batch_size 16"):
+  with pytest.raises(ConfigError, match=r"20 is not a multiple of 16 \(mesh data 4 x fsdp 2 x "
+                                        r"optimizer.accumulation_steps 2\); use batch_size 16"):
     sharding_lib.check_batch_size(20, 2, mesh)
 
 

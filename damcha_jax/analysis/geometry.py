@@ -1,0 +1,33 @@
+"""The geometry of generated metrics (paper Sections 3.2 and 3.4)."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+def adaptivity(generate: Callable[[Array], Any], contexts_CD: Array) -> Array:
+  """How much of a metric's spread is due to its input: 0 for a constant one, at most 1.
+
+    sqrt(mean_e Var_c m_e(c)) / sqrt(Var_{c,e} m_e(c)),  e over the entries of m, c over contexts
+
+  A generator whose output hardly moves when its context does is a static metric in disguise.
+
+  Args:
+    generate: maps contexts [C, D] to metrics [C, ..].
+    contexts_CD: contexts as the layer sees them; they should differ.
+
+  Returns:
+    A scalar; 0 where all entries are equal.
+  """
+  metric_CE = generate(contexts_CD)
+  metric_CE = metric_CE.reshape(len(contexts_CD), -1).astype(jnp.float32)
+  # About the mean metric first: a part that is 1e-4 of the whole must not drown in rounding.
+  mean_E = metric_CE.mean(0)
+  within = jnp.mean((metric_CE - mean_E) ** 2)
+  total = within + jnp.var(mean_E)
+  return jnp.sqrt(within / jnp.where(total > 0, total, 1.0))

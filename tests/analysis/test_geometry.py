@@ -1,0 +1,47 @@
+"""Adaptivity separates generators that follow their context from those that ignore it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from damcha_jax.analysis.geometry import adaptivity
+from damcha_jax.metric import MetricGenerator
+
+CONTEXTS = jax.random.normal(jax.random.key(0), (32, 512))
+
+
+def test_equals_its_definition():
+  metric = np.random.default_rng(0).normal(size=(32, 4, 3)) + np.arange(3)
+  expected = np.sqrt(metric.var(0).mean() / metric.var())
+  assert adaptivity(lambda _: jnp.asarray(metric), CONTEXTS) == pytest.approx(expected, rel=1e-5)
+
+
+def test_bounds():
+  constant = jax.random.normal(jax.random.key(1), (4, 4))
+  assert adaptivity(lambda c: jnp.broadcast_to(constant, (len(c), 4, 4)), CONTEXTS) < 1e-6
+  assert adaptivity(lambda c: jnp.zeros((len(c), 4)), CONTEXTS) == 0
+  assert adaptivity(lambda c: c - c.mean(0), CONTEXTS) == pytest.approx(1.0)
+
+
+def _parts(preset, depth):
+  """Standard deviations of the input-dependent and of the constant part of m, D=512, W=20."""
+  generator = MetricGenerator(8, widths=(20,) * (depth - 1), preset=preset)
+  variables = generator.init(jax.random.key(1), CONTEXTS)
+  generate = jax.jit(lambda contexts: generator.apply(variables, contexts))
+  metric = np.asarray(generate(CONTEXTS), np.float64)
+  return metric.std(0).mean(), metric.mean(0).std(), adaptivity(generate, CONTEXTS)
+
+
+def test_the_papers_nine_layers_are_nearly_blind_and_three_are_not():
+  varying, constant, adaptive = _parts("paper", depth=9)
+  block = np.sqrt(8)  # m adds the blocks of 8 heads; the figures are those of one block
+  assert 1e-5 < varying / block < 1e-4 and 0.10 < constant / block < 0.18
+  assert adaptive < 1e-3
+  varying, constant, _ = _parts("paper", depth=3)
+  assert 0.03 < varying / block < 0.07 and 0.09 < constant / block < 0.17
+
+
+def test_the_robust_preset_follows_its_context_at_any_depth():
+  for depth in (3, 9):
+    assert _parts("robust", depth)[2] > 0.3

@@ -6,4 +6,5 @@ set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 prepare_environment test
 cd "$root"
-exec "$environment_python" -m pytest "$@"
+# One worker per core; a file stays with one worker, since its tests share what is slow to make.
+exec "$environment_python" -m pytest -n auto --dist loadfile "$@"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Callable
 import dataclasses
 import os
 from pathlib import Path
-import shutil
 import subprocess
 import sys
-import tempfile
 from typing import Any
 
 from flax import linen as nn
@@ -23,14 +20,6 @@ import damcha_jax
 from damcha_jax.config import CheckpointConfig, EvaluationConfig, LoggingConfig, MeshConfig
 from damcha_jax.config import OptimizerConfig
 from damcha_jax.training.task import ParameterGroup, Task
-
-# The same small programs are compiled again and again, also by the processes that tests start.
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-  os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="damcha_jax_test_cache_")
-  atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
-jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 VOCAB, FEATURES, LENGTH = 16, 8, 6
 RULES = (("embed", "fsdp"), ("mlp", "tensor"), ("vocab", None))
@@ -145,10 +134,8 @@ def run_script(script: Path, *arguments: Any, num_devices: int = 1) -> subproces
   paths = [Path(damcha_jax.__file__).parents[1], Path(__file__).parents[1], Path(__file__).parent]
   environment = {
       **os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "JAX_PLATFORMS": "cpu",
-      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-      # Compiling takes most of the time of these programs; optimised code would not pay.
-      "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices} "
-                   "--xla_backend_optimization_level=0"}
+      "XLA_FLAGS": os.environ["XLA_FLAGS"]
+                   + f" --xla_force_host_platform_device_count={num_devices}"}
   command = [sys.executable, str(script), *map(str, arguments)]
   return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600,
                         check=False)

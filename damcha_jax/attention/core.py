@@ -35,11 +35,11 @@ def attention_weights(
       query_BTHK,
       key_BSHK,
       precision=precision,
-      preferred_element_type=jnp.float32,
+      preferred_element_type=jnp.promote_types(query_BTHK.dtype, jnp.float32),
   )
   scores_BHTS = scores_BHTS * scale
   if bias is not None:
-    scores_BHTS = scores_BHTS + bias.astype(jnp.float32)
+    scores_BHTS = scores_BHTS + bias.astype(scores_BHTS.dtype)
   return masked_softmax(scores_BHTS, visible(mask, is_causal, scores_BHTS.shape))
 
 
@@ -50,10 +50,10 @@ def visible(mask: Optional[Array], is_causal: bool, shape: tuple[int, ...]) -> O
 
 def masked_softmax(scores_BHTS: Array, mask: Optional[Array]) -> Array:
   """Softmax over keys in float32; masked keys, and all keys of a blind query, weigh zero."""
-  scores_BHTS = scores_BHTS.astype(jnp.float32)
+  scores_BHTS = scores_BHTS.astype(jnp.promote_types(scores_BHTS.dtype, jnp.float32))
   if mask is None:
     return jax.nn.softmax(scores_BHTS)
-  scores_BHTS = jnp.where(mask, scores_BHTS, jnp.finfo(jnp.float32).min)
+  scores_BHTS = jnp.where(mask, scores_BHTS, jnp.finfo(scores_BHTS.dtype).min)
   return jnp.where(mask, jax.nn.softmax(scores_BHTS), 0.0)
 
 

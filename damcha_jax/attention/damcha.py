@@ -75,13 +75,15 @@ class MetricContext(nn.Module):
     batch_size, length, features = x_BTD.shape
     if self.kind == "learned":
       vector_D = self.param("vector", nn.initializers.normal(1.0), (features,))
-      return Contexts(vector_D.astype(jnp.float32)[None, None], None, stride=length)
+      return Contexts(vector_D[None, None], None, stride=length)
     if self.kind == "sequence":
       return context_lib.sequence_context(x_BTD, valid_BT, segment_ids_BT)
     if not self.decode:
       return context_lib.prefix_contexts(x_BTD, self.stride, valid_BT, segment_ids_BT)
     initialised = self.has_variable("cache", "prefix")
-    state = self.variable("cache", "prefix", context_lib.empty_state, batch_size, features)
+    state = self.variable(
+        "cache", "prefix", context_lib.empty_state, batch_size, features, x_BTD.dtype
+    )
     if not initialised:
       return context_lib.prefix_contexts(x_BTD, self.stride, valid_BT, segment_ids_BT)
     contexts, state.value = context_lib.continue_prefix(

@@ -38,6 +38,11 @@ class Contexts:
   stride: int = struct.field(pytree_node=False)
 
 
+def accumulator(dtype: jnp.dtype) -> jnp.dtype:
+  """The dtype in which values of `dtype` are summed: float32, or float64 for float64."""
+  return jnp.promote_types(dtype, jnp.float32)
+
+
 class PrefixState(NamedTuple):
   """What cached decoding carries: the sum and count of the tokens so far and the last context."""
 
@@ -46,8 +51,8 @@ class PrefixState(NamedTuple):
   context_BD: Array
 
 
-def empty_state(batch_size: int, features: int) -> PrefixState:
-  zeros_BD = jnp.zeros((batch_size, features), jnp.float32)
+def empty_state(batch_size: int, features: int, dtype: jnp.dtype) -> PrefixState:
+  zeros_BD = jnp.zeros((batch_size, features), accumulator(dtype))
   return PrefixState(zeros_BD, jnp.zeros((batch_size,), jnp.int32), zeros_BD)
 
 
@@ -55,8 +60,9 @@ def sequence_context(
     x_BTD: Array, valid_BT: Optional[Array] = None, segment_ids_BT: Optional[Array] = None
 ) -> Contexts:
   """The mean over the real tokens of the sequence (of the own segment, if packed)."""
-  x_BTD = x_BTD.astype(jnp.float32)
-  weights_BT = jnp.ones(x_BTD.shape[:2]) if valid_BT is None else valid_BT.astype(jnp.float32)
+  x_BTD = x_BTD.astype(accumulator(x_BTD.dtype))
+  valid_BT = jnp.ones(x_BTD.shape[:2], bool) if valid_BT is None else valid_BT
+  weights_BT = valid_BT.astype(x_BTD.dtype)
   if segment_ids_BT is None:
     sum_BD = jnp.einsum("bt,btd->bd", weights_BT, x_BTD)
     mean_BD = sum_BD / jnp.maximum(weights_BT.sum(-1, keepdims=True), 1.0)
@@ -80,7 +86,7 @@ def prefix_contexts(
     return _dense_prefix_contexts(x_BTD, stride)
   num_contexts = math.ceil(x_BTD.shape[1] / stride)
   contexts, _ = _masked_prefix_contexts(
-      x_BTD, stride, valid_BT, empty_state(x_BTD.shape[0], x_BTD.shape[2]), num_contexts
+      x_BTD, stride, valid_BT, empty_state(x_BTD.shape[0], x_BTD.shape[2], x_BTD.dtype), num_contexts
   )
   return contexts
 
@@ -99,7 +105,7 @@ def continue_prefix(
 def _dense_prefix_contexts(x_BTD: Array, stride: int) -> Contexts:
   batch_size, length, features = x_BTD.shape
   num_contexts = math.ceil(length / stride)
-  x_BTD = x_BTD.astype(jnp.float32)
+  x_BTD = x_BTD.astype(accumulator(x_BTD.dtype))
   anchor_BCD = x_BTD[:, ::stride]
   whole_BTD = x_BTD[:, : (num_contexts - 1) * stride]
   strides_BCGD = whole_BTD.reshape(batch_size, num_contexts - 1, stride, features)
@@ -112,7 +118,7 @@ def _masked_prefix_contexts(
     x_BTD: Array, stride: int, valid_BT: Array, state: PrefixState, num_contexts: int
 ) -> tuple[Contexts, PrefixState]:
   valid_BT = valid_BT.astype(bool)
-  x_BTD = jnp.where(valid_BT[..., None], x_BTD.astype(jnp.float32), 0.0)
+  x_BTD = jnp.where(valid_BT[..., None], x_BTD.astype(accumulator(x_BTD.dtype)), 0.0)
   # Index of each real token within its sequence; padding carries the index of the token before it.
   index_BT = state.count_B[:, None] + jnp.cumsum(valid_BT, axis=1, dtype=jnp.int32) - 1
   sum_BTD = state.sum_BD[:, None] + jnp.cumsum(x_BTD, axis=1)
@@ -123,7 +129,7 @@ def _masked_prefix_contexts(
   anchor_BT = valid_BT & (index_BT % stride == 0)
   slot_BT = jnp.where(anchor_BT, column_BT // stride, num_contexts)
   row_B1 = jnp.arange(x_BTD.shape[0])[:, None]
-  vectors_BCD = jnp.zeros((x_BTD.shape[0], num_contexts, x_BTD.shape[2]))
+  vectors_BCD = jnp.zeros((x_BTD.shape[0], num_contexts, x_BTD.shape[2]), mean_BTD.dtype)
   vectors_BCD = vectors_BCD.at[row_B1, slot_BT].set(mean_BTD, mode="drop")
   # A sequence that stopped inside a stride goes on with the context of that stride.
   inside_B = state.count_B % stride != 0
@@ -142,7 +148,7 @@ def _packed_prefix_contexts(
 ) -> Contexts:
   # How many strides a packed row has depends on the data, so each query gets its own context.
   valid_BT = jnp.ones(x_BTD.shape[:2], bool) if valid_BT is None else valid_BT.astype(bool)
-  x_BTD = jnp.where(valid_BT[..., None], x_BTD.astype(jnp.float32), 0.0)
+  x_BTD = jnp.where(valid_BT[..., None], x_BTD.astype(accumulator(x_BTD.dtype)), 0.0)
   starts_BT = segment_starts(segment_ids_BT)
   sum_BTD = _restarting_sum(x_BTD, starts_BT)
   count_BT = _restarting_sum(valid_BT.astype(jnp.int32)[..., None], starts_BT)[..., 0]

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from damcha_jax.metric import blocks as blocks_lib
+from damcha_jax.metric.context import accumulator
 from damcha_jax.metric.context import Contexts
 
 Array = jax.Array
@@ -140,7 +141,7 @@ class MetricGenerator(nn.Module):
 
   @nn.compact
   def __call__(self, context: Array, layer_index: Any = None, return_blocks: bool = False) -> Array:
-    """Maps contexts [.., D] to metrics m [.., H, K, K] in float32.
+    """Maps contexts [.., D] to metrics m [.., H, K, K], summed in float32 or more.
 
     Args:
       context: [.., D].
@@ -155,8 +156,8 @@ class MetricGenerator(nn.Module):
     self._check(features, return_blocks)
     preset = self._preset()
     initializers = INITIALIZERS[preset.initializer]
-    dtype = self.dtype or jnp.float32
-    hidden = context.astype(jnp.float32)
+    dtype = self.dtype or context.dtype
+    hidden = context.astype(accumulator(context.dtype))
     if preset.normalize_context:
       hidden = hidden * jax.lax.rsqrt(jnp.mean(hidden**2, -1, keepdims=True) + 1e-6)
     hidden = self._hidden(hidden.astype(dtype), preset.residual, initializers)
@@ -165,8 +166,9 @@ class MetricGenerator(nn.Module):
     weights_HH = blocks_lib.block_weights(self.block_ablation, self.num_heads)
     if self.parameterization == "blocks" and self.fuse_rowsum and not return_blocks:
       kernel, bias = (blocks_lib.row_sum(part, weights_HH) for part in (kernel, bias))
-    metric = jnp.tensordot(hidden, kernel.astype(dtype), 1, preferred_element_type=jnp.float32)
-    metric = metric + bias.astype(jnp.float32)
+    sum_dtype = accumulator(hidden.dtype)
+    metric = jnp.tensordot(hidden, kernel.astype(dtype), 1, preferred_element_type=sum_dtype)
+    metric = metric + bias.astype(sum_dtype)
     if self.parameterization == "rowsum" or (self.fuse_rowsum and not return_blocks):
       return metric
     if not return_blocks:
@@ -298,12 +300,12 @@ class StaticMetric(nn.Module):
       shape = (num_heads, head_features, head_features)
       axes = ("heads", "metric_row", None)
       init = lambda *_: jnp.broadcast_to(jnp.eye(head_features, dtype=self.param_dtype), shape)
-      return self.param("metric_blocks", self._axes(init, axes)).astype(jnp.float32)
+      return self.param("metric_blocks", self._axes(init, axes))
     axes = ("heads", "metric_row", None, None)
     init = lambda *_: blocks_lib.split_blocks(
         jnp.eye(self.features, dtype=self.param_dtype), num_heads
     )
-    metric = self.param("metric_blocks", self._axes(init, axes)).astype(jnp.float32)
+    metric = self.param("metric_blocks", self._axes(init, axes))
     if not return_blocks:
       return blocks_lib.row_sum(metric, weights_HH)
     return metric if weights_HH is None else metric * weights_HH[:, None, :, None]
@@ -338,12 +340,12 @@ def apply_metric(x_BTHK: Array, metric: Array, contexts: Optional[Contexts]) -> 
   Returns:
     q_BTHL in x's dtype; zero for queries without a context (padding).
   """
-  metric = metric.astype(x_BTHK.dtype)
+  metric, sum_dtype = metric.astype(x_BTHK.dtype), accumulator(x_BTHK.dtype)
   if metric.ndim == 5 and metric.shape[:2] == (1, 1):
     metric = metric[0, 0]
   if metric.ndim == 3:
-    q = jnp.einsum("bthk,hkl->bthl", _heads(x_BTHK, metric.shape[0]), metric,
-                   preferred_element_type=jnp.float32)
+    x_BTHK = _heads(x_BTHK, metric.shape[0])
+    q = jnp.einsum("bthk,hkl->bthl", x_BTHK, metric, preferred_element_type=sum_dtype)
     return q.astype(x_BTHK.dtype)
   num_contexts, stride = metric.shape[1], contexts.stride
   x_BTHK = _heads(x_BTHK, metric.shape[2])
@@ -356,7 +358,7 @@ def apply_metric(x_BTHK: Array, metric: Array, contexts: Optional[Contexts]) -> 
     grid = jnp.zeros((batch_size, num_columns, *x_BTHK.shape[2:]), x_BTHK.dtype)
     grid = grid.at[row_B1, contexts.column_BT].set(x_BTHK, mode="drop")
   grid_BCGHK = grid.reshape(batch_size, num_contexts, stride, *grid.shape[2:])
-  q = jnp.einsum("bcghk,bchkl->bcghl", grid_BCGHK, metric, preferred_element_type=jnp.float32)
+  q = jnp.einsum("bcghk,bchkl->bcghl", grid_BCGHK, metric, preferred_element_type=sum_dtype)
   q_BGHL = q.astype(x_BTHK.dtype).reshape(batch_size, num_columns, *q.shape[3:])
   if contexts.column_BT is None:
     return q_BGHL[:, :length]

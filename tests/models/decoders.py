@@ -23,8 +23,6 @@ MODES = {
     "stride_16": {"damcha.stride": 16},
     "learned": {"damcha.context": "learned"},
     "stack": {"damcha.sharing": "stack"},
-    "stack_learned_scan": {"damcha.sharing": "stack", "damcha.context": "learned",
-                           "model.scan_layers": True},
     "none": {"damcha.sharing": "none"},
     "none_blocks_scan": {"damcha.sharing": "none", "damcha.parameterization": "blocks",
                          "model.scan_layers": True},

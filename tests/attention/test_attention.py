@@ -1,0 +1,274 @@
+"""The attentions against Flax's and against NumPy, with every kind of mask, cache and dtype."""
+
+import chex
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from damcha_jax.attention import DamchaAttention, FutureLeakError, MultiHeadAttention
+from damcha_jax.metric import MetricGenerator, StaticMetric
+
+B, T, S, D, H = 2, 6, 5, 8, 2
+K = D // H
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(B, T, D)).astype(np.float32)
+Y = RNG.normal(size=(B, S, D)).astype(np.float32)
+CAUSAL = np.tril(np.ones((T, T), bool))[None, None]
+
+KINDS = {
+    "mha": MultiHeadAttention(H),
+    "prefix": DamchaAttention(H),
+    "stride": DamchaAttention(H, stride=4),
+    "sequence": DamchaAttention(H, context="sequence", causal=False),
+    "learned": DamchaAttention(H, context="learned"),
+    "static": DamchaAttention(H, generator=StaticMetric(H, D)),
+    "blocks": DamchaAttention(H, generator=MetricGenerator(H, (5,), "blocks")),
+    "full_width": DamchaAttention(H, form="full_width", update_rank=3),
+    "full_rank": DamchaAttention(H, form="full_width", static_part=False),
+}
+
+
+def randomised(variables):
+  """Every parameter random, so that nothing that starts at zero hides."""
+  leaves, tree = jax.tree.flatten(variables)
+  keys = jax.random.split(jax.random.key(1), len(leaves))
+  return tree.unflatten([0.4 * jax.random.normal(k, v.shape) for k, v in zip(keys, leaves)])
+
+
+def init(module, *inputs):
+  return {"params": randomised(module.init(jax.random.key(0), *inputs)["params"])}
+
+
+def softmax(scores, visible):
+  scores = np.where(visible, scores, -np.inf)
+  weights = np.exp(scores - scores.max(-1, keepdims=True))
+  return weights / weights.sum(-1, keepdims=True)
+
+
+def test_mha_is_flaxs():
+  flax = nn.MultiHeadDotProductAttention(H, qkv_features=16, out_features=3)
+  ours = MultiHeadAttention(H, qkv_features=16, out_features=3)
+  variables = flax.init(jax.random.key(0), X, Y)
+  chex.assert_trees_all_equal(variables, ours.init(jax.random.key(0), X, Y))
+  variables = randomised(variables)
+  mask = RNG.random((B, 1, T, S)) < 0.7
+  mask[..., 0] = True
+  np.testing.assert_allclose(ours.apply(variables, X, Y, mask=mask),
+                             flax.apply(variables, X, Y, mask=mask), atol=2e-6)
+
+
+@pytest.mark.parametrize("stride", [1, 4])
+def test_damcha_is_its_equation(stride):
+  generator = MetricGenerator(H, (5,), "blocks")
+  attention = DamchaAttention(H, generator=generator, stride=stride, causal=True)
+  variables = init(attention, X)
+  params = jax.device_get(variables["params"])
+  expected = np.zeros((B, T, D))
+  for b in range(B):
+    for t in range(T):
+      context = X[b, : t // stride * stride + 1].mean(0)
+      blocks = np.asarray(
+          generator.apply({"params": params["generator"]}, context, method="blocks"))
+      heads = []
+      for i in range(H):
+        metric = sum(blocks[i, :, j] for j in range(H))
+        slices = X[b, :, i * K : (i + 1) * K]
+        scores = slices[t] @ metric @ slices.T / np.sqrt(K)
+        weights = softmax(scores, np.arange(T) <= t)
+        value = X[b] @ params["value"]["kernel"][:, i] + params["value"]["bias"][i]
+        heads.append(weights @ value)
+      expected[b, t] = np.einsum("hk,hkd->d", heads, params["out"]["kernel"])
+  expected += params["out"]["bias"]
+  np.testing.assert_allclose(attention.apply(variables, X), expected, atol=2e-5)
+
+
+def test_full_width_contains_multi_head_attention():
+  flax = nn.MultiHeadDotProductAttention(H)
+  variables = randomised(flax.init(jax.random.key(0), X))
+  expected = flax.apply(variables, X, mask=CAUSAL)
+  for rank in (0, 3, None):
+    ours = DamchaAttention(H, form="full_width", update_rank=rank, causal=True)
+    params = ours.init(jax.random.key(2), X)["params"]
+    params = {**params, **variables["params"]}
+    np.testing.assert_allclose(ours.apply({"params": params}, X), expected, atol=2e-6)
+    if rank is None:  # the update starts at zero and is really there
+      params["generator"] = randomised(params["generator"])
+      assert np.abs(ours.apply({"params": params}, X) - expected).max() > 1e-3
+
+
+def test_full_width_is_its_equation():
+  attention = DamchaAttention(H, form="full_width", update_rank=3, context="learned", causal=False)
+  variables = init(attention, X)
+  params = jax.device_get(variables["params"])
+  metric = attention_metric = MetricGenerator(H, row_features=D, column_features=3)
+  update = np.asarray(attention_metric.apply(
+      {"params": params["generator"]}, params["context"]["vector"]))
+  value = np.einsum("btd,dhk->bthk", X, params["value"]["kernel"]) + params["value"]["bias"]
+  heads = []
+  for i in range(H):
+    query_kernel, key_kernel = params["query"]["kernel"][:, i], params["key"]["kernel"][:, i]
+    metric = query_kernel @ key_kernel.T + update[i] @ params["update_key"]["kernel"][:, i].T
+    u = key_kernel @ params["query"]["bias"][i]
+    scores = (X @ metric + u) @ X.transpose(0, 2, 1) / np.sqrt(K)  # the key bias cancels
+    heads.append(softmax(scores, True) @ value[:, :, i])
+  expected = np.einsum("hbtk,hkd->btd", heads, params["out"]["kernel"]) + params["out"]["bias"]
+  np.testing.assert_allclose(attention.apply(variables, X), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_swaps_in_for_flaxs_attention(kind):
+  module = KINDS[kind]
+  variables = init(module, X, Y)
+  mask = np.ones((B, 1, T, S), bool)
+  mask[0, :, :, 3:] = False
+  masked = module.apply(variables, X, Y, mask=mask, deterministic=True)
+  chex.assert_shape(masked, (B, T, D))
+  np.testing.assert_allclose(masked[:1], module.apply(variables, X[:1], Y[:1, :3]), atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_rows_give_what_they_give_alone(kind, side):
+  module = KINDS[kind]
+  if kind != "sequence":
+    module = module.copy(causal=True)
+  variables = init(module, X)
+  alone = module.apply(variables, X)
+  garbage = np.full((B, 3, D), 50.0, np.float32)
+  pieces = [garbage, X] if side == "left" else [X, garbage]
+  real = slice(3, None) if side == "left" else slice(0, T)
+  padding_mask = np.zeros((B, T + 3), bool)
+  padding_mask[:, real] = True
+  padded = module.apply(variables, np.concatenate(pieces, 1), padding_mask=padding_mask)
+  np.testing.assert_allclose(padded[:, real], alone, atol=3e-6)
+  assert not np.any(np.asarray(padded)[~padding_mask])
+  # A mask that nobody may look at marks padding as well.
+  mask = padding_mask[:, None, None, :] & np.ones((T + 3, 1), bool)
+  implied = module.apply(variables, np.concatenate(pieces, 1), mask=mask)
+  np.testing.assert_allclose(implied[:, real], alone, atol=3e-6)
+
+
+@pytest.mark.parametrize("kind", ["mha", "prefix", "stride", "learned", "full_width"])
+def test_cross_attention_padding(kind):
+  module = KINDS[kind]
+  variables = init(module, X, Y)
+  queries = np.array([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]], bool)
+  keys = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], bool)
+  padded = module.apply(variables, X, Y, query_padding_mask=queries, key_padding_mask=keys)
+  np.testing.assert_allclose(padded[:1, 2:], module.apply(variables, X[:1, 2:], Y[:1, :3]),
+                             atol=3e-6)
+  assert not np.any(padded[0, :2])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "sequence"])
+def test_decodes_one_token_at_a_time_as_flaxs_does(kind):
+  module = KINDS[kind].copy(causal=True)
+  variables = init(module, X)
+  whole = module.apply(variables, X)
+  decoder = module.copy(decode=True)
+  cache = decoder.init(jax.random.key(0), X)["cache"]
+  step = jax.jit(lambda cache, x: decoder.apply({**variables, "cache": cache}, x,
+                                                mutable=["cache"]))
+  for t in range(T):
+    output, updated = step(cache, X[:, t : t + 1])
+    cache = updated["cache"]
+    np.testing.assert_allclose(output[:, 0], whole[:, t], atol=3e-6)
+  output, _ = step(cache, X[:, :1])  # the cache is full
+  assert np.isnan(output).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blind_queries_are_finite_with_finite_gradients(kind):
+  module = KINDS[kind]
+  variables = init(module, X)
+  mask = np.ones((B, 1, T, T), bool)
+  mask[1, :, 2] = False
+  mask[0] = False
+
+  def loss(x):
+    return jnp.sum(module.apply(variables, x, mask=mask) ** 2)
+
+  output = module.apply(variables, X, mask=mask)
+  bias = variables["params"]["out"]["bias"]
+  np.testing.assert_allclose(output[1, 2], bias, atol=1e-6)
+  np.testing.assert_allclose(output[0], np.broadcast_to(bias, (T, D)), atol=1e-6)
+  assert np.isfinite(jax.grad(loss)(X)).all()
+
+
+@pytest.mark.parametrize("kind", ["mha", "stride"])
+def test_implementations_agree(kind):
+  plain = KINDS[kind].copy(causal=True, implementation="plain")
+  variables = init(plain, X)
+  padding_mask = np.array([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]], bool)
+  for masks in ({}, {"padding_mask": padding_mask}):
+    expected = plain.apply(variables, X, **masks)
+    fused = plain.copy(implementation="xla").apply(variables, X, **masks)
+    np.testing.assert_allclose(fused, expected, atol=3e-6)
+
+
+@pytest.mark.parametrize("kind", ["mha", "stride", "full_width"])
+def test_bfloat16_is_rounded_float32(kind):
+  module = KINDS[kind].copy(causal=True)
+  variables = init(module, X)
+  half = module.copy(dtype=jnp.bfloat16)
+  output, state = half.apply(variables, X, sow_weights=True, mutable=["intermediates"])
+  assert output.dtype == jnp.bfloat16
+  (weights,) = state["intermediates"]["attention_weights"]
+  assert weights.dtype == jnp.float32
+  np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-6)  # not so after a bfloat16 softmax
+  reference = module.apply(variables, X)
+  error = np.abs(output.astype(jnp.float32) - reference).max() / np.abs(reference).max()
+  assert error < 0.05
+
+
+def test_dropout_needs_a_key_and_keeps_the_mean():
+  module = MultiHeadAttention(H, dropout_rate=0.5)
+  variables = init(MultiHeadAttention(H), X)
+  outputs = [module.apply(variables, X, deterministic=False, rngs={"dropout": jax.random.key(i)})
+             for i in range(200)]
+  assert np.abs(outputs[0] - outputs[1]).max() > 1e-3
+  np.testing.assert_allclose(np.mean(outputs, 0), module.apply(variables, X, deterministic=True),
+                             atol=0.5)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": None}])
+def test_sequence_context_must_be_declared_non_causal(options):
+  with pytest.raises(FutureLeakError, match="use context='prefix'"):
+    DamchaAttention(H, context="sequence", **options)
+  DamchaAttention(H, context="sequence", allow_future_leak=True, **options)
+
+
+def test_sequence_context_refuses_a_causal_mask_and_decoding():
+  module = KINDS["sequence"]
+  variables = init(module, X)
+  with pytest.raises(FutureLeakError, match="causal mask"):
+    module.apply(variables, X, mask=CAUSAL)
+  module.apply(variables, X, mask=np.ones((1, 1, T, T), bool))
+  with pytest.raises(FutureLeakError, match="cannot decode"):
+    DamchaAttention(H, context="sequence", causal=False, decode=True)
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda: init(MultiHeadAttention(3), X), "num_heads 3 does not divide"),
+    (lambda: init(DamchaAttention(3), X), "num_heads 3 does not divide"),
+    (lambda: init(DamchaAttention(H), X, Y[..., :4]), "slices of equal width"),
+    (lambda: init(DamchaAttention(H), X[0]), "must be \\[batch, length, features\\]"),
+    (lambda: DamchaAttention(H, stride=0), "stride must be at least 1"),
+    (lambda: DamchaAttention(H, context="suffix"), "context 'suffix'"),
+    (lambda: DamchaAttention(H, form="wide"), "form 'wide'"),
+    (lambda: DamchaAttention(H, update_rank=2), "update_rank is for form='full_width'"),
+    (lambda: init(DamchaAttention(H, implementation="fast"), X), "implementation 'fast'"),
+    (lambda: MultiHeadAttention(H).init(jax.random.key(0), X, mask=CAUSAL[0]), "mask\\[:, None\\]"),
+    (lambda: MultiHeadAttention(H).init(jax.random.key(0), X, padding_mask=np.ones((B, S), bool)),
+     "padding_mask must have shape"),
+    (lambda: MultiHeadAttention(H).init(jax.random.key(0), X, Y, padding_mask=np.ones((B, T))),
+     "cross-attention takes"),
+    (lambda: MultiHeadAttention(H, implementation="xla", dropout_rate=0.1).init(
+        {"params": jax.random.key(0), "dropout": jax.random.key(1)}, X, deterministic=False),
+     "use implementation='plain'"),
+])
+def test_bad_input_is_named_with_its_remedy(call, message):
+  with pytest.raises(ValueError, match=message):
+    call()

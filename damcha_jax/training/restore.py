@@ -1,0 +1,107 @@
+"""Trained parameters without the rest of the train state, for whoever only uses a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import orbax.checkpoint as ocp
+
+from damcha_jax.errors import CheckpointError, WorkdirError
+from damcha_jax.training.checkpoint import checksums, one_line
+from damcha_jax.training.sharding import path_name
+from damcha_jax.training.workdir import Workdir
+
+PyTree = Any
+CHECKPOINTS = ("best", "last")
+
+
+class RunDescription(NamedTuple):
+  """What a run's `config.json` says: which attention (or task) with which seed, and the config."""
+
+  name: str
+  seed: int
+  config: dict[str, Any]  # without `attentions` and `seeds`
+
+
+def describe_run(directory: Path) -> RunDescription:
+  """Reads the `config.json` of one run's directory.
+
+  Raises:
+    WorkdirError: there is none, or it is not a run's.
+  """
+  contents = Workdir(directory).read_json("config.json")
+  if contents is None or "run" not in contents:
+    raise WorkdirError(f"{directory} is not the directory of a run; name one that training wrote")
+  run = contents.pop("run")
+  return RunDescription(run["name"], run["seed"], contents)
+
+
+def restore_params(directory: Path, abstract_params: PyTree, which: str, selection_metric: str,
+                   note: Callable[[str], None]) -> tuple[int, PyTree]:
+  """The step and parameters of a run's best or last checkpoint; nothing is written.
+
+  A checkpoint that cannot be read, or whose checksums differ, is named in a note and passed over.
+
+  Args:
+    directory: the run's own directory.
+    abstract_params: `ShapeDtypeStruct`s of the parameters, with the shardings that they shall have.
+    which: 'best' (lowest validation metric among those kept) or 'last'.
+    selection_metric: key of that metric in `metrics.jsonl`.
+    note: prints one line.
+
+  Raises:
+    CheckpointError: no checkpoint is readable.
+  """
+  steps = _steps(directory / "checkpoints")
+  if which == "best":
+    scores = _validation_scores(directory / "metrics.jsonl", selection_metric)
+    # What was never evaluated comes last.
+    steps.sort(key=lambda step: scores.get(step, float("inf")))
+  for step in steps:
+    try:
+      return step, _restore(directory / "checkpoints" / str(step), abstract_params)
+    except CheckpointError as error:
+      note(f"{error}; trying the next")
+  raise CheckpointError(f"no {'readable ' if steps else ''}checkpoint in {directory}; train first: "
+                        "the command that made the directory goes on where it stopped")
+
+
+def _steps(checkpoints: Path) -> list[int]:
+  """Finished checkpoints, newest first; unfinished ones do not have a number for a name."""
+  names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
+  return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+
+
+def _validation_scores(path: Path, metric: str) -> dict[int, float]:
+  scores = {}
+  for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    try:
+      record = json.loads(line)
+    except ValueError:  # the torn last line of a run that is going on
+      continue
+    if record["split"] == "validation":
+      scores[record["step"]] = record[metric]
+  return scores
+
+
+def _restore(path: Path, abstract_params: PyTree) -> PyTree:
+  item = {"params": abstract_params}
+  try:
+    with ocp.PyTreeCheckpointer() as checkpointer:
+      params = checkpointer.restore(path / "state", args=ocp.args.PyTreeRestore(
+          item, restore_args=ocp.checkpoint_utils.construct_restore_args(item),
+          partial_restore=True))["params"]
+    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
+      expected = checkpointer.restore(path / "meta")["checksums"]
+  except Exception as error:  # Orbax and its storage raise many kinds
+    raise CheckpointError(f"checkpoint {path} is unreadable ({one_line(error)})") from error
+  leaves, _ = jax.tree_util.tree_flatten_with_path({"params": params})
+  for (leaf_path, _), checksum in zip(leaves, jax.device_get(checksums(params))):
+    name = path_name(leaf_path)
+    if expected.get(name) != int(checksum):
+      raise CheckpointError(f"checkpoint {path} is corrupt (the checksum of '{name}' differs)")
+  return params

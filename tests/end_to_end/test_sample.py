@@ -1,0 +1,132 @@
+"""The sampling command: the right model, checkpoint and text, and one line for a mistake."""
+
+import dataclasses
+import json
+import shutil
+
+from flax import linen as nn
+import jax
+import numpy as np
+import pytest
+
+from damcha_jax.errors import CheckpointError
+from damcha_jax.models.decoder import make_decoder
+from damcha_jax.sampling import Sampler, row_keys
+from damcha_jax.training import loop, restore
+from damcha_jax.training.language_model import language_model_task
+from experiments import common, sample
+from tests import lm_run
+
+
+@pytest.fixture(name="trained", scope="module")
+def _trained(tmp_path_factory):
+  """A workdir with a scanned DAMCHA run of 6 updates, of which the third is called the best."""
+  root = tmp_path_factory.mktemp("sample")
+  corpus = lm_run.write_corpus(root / "corpus.txt", 4000)
+  config = lm_run.tiny_language_model(corpus, scan_layers=True)
+  config = dataclasses.replace(
+      config, num_steps=6,
+      evaluation=dataclasses.replace(config.evaluation, every_steps=3),
+      checkpoint=dataclasses.replace(config.checkpoint, every_steps=3))
+  workdir = root / "run"
+  run = common.run_dir(workdir, "damcha", 0)
+  loop.train(language_model_task(config, "damcha", seed=0), config, run, seed=0)
+  shutil.copy(run / "config.json", workdir)
+  records = [{"step": step, "split": "validation", "nats_per_token": step} for step in (3, 6)]
+  lines = [json.dumps(record) for record in records] + ['{"torn']
+  (run / "metrics.jsonl").write_text("\n".join(lines))
+  return workdir, run, config
+
+
+def _command(capsys, *arguments):
+  """Exit status, stdout and stderr of the command, run in this process."""
+  status = 0
+  try:
+    with common.user_errors():
+      sample.main(["sample", *map(str, arguments)])
+  except SystemExit as error:
+    status = error.code
+  return status, *capsys.readouterr()
+
+
+def _params(run, config, which, note=pytest.fail):
+  """Step and parameters in the scanned form in which they were trained."""
+  init = language_model_task(config, "damcha", seed=0).init_params
+  shapes = nn.unbox(jax.eval_shape(init, jax.random.key(0)))
+  return restore.restore_params(run, shapes, which, "nats_per_token", note)
+
+
+def test_streams_what_the_scanned_model_writes(trained, capsys):
+  workdir, run, config = trained
+  status, out, err = _command(capsys, f"--workdir={workdir}", "--prompt=7 times ä", "--seed=3",
+                              "--num_tokens=12", "--temperature=0.9", "--top_k=40")
+  header, *text, footer = out.rstrip("\n").split("\n")
+  assert (status, err) == (0, "")
+  assert "damcha, seed 0, best checkpoint, step 3:" in header and "top_k 40" in header
+  assert footer.startswith("--- 12 bytes, ") and footer.endswith(" tokens/s")
+
+  step, params = _params(run, config, "best")
+  assert step == 3
+  model = make_decoder(config, "damcha", evaluation=True, decode=True)
+  sampler = Sampler(model, 0.9, top_k=40, top_p=config.sampling.top_p)
+  samples = sampler.sample(params, ["7 times ä".encode()], 12, row_keys(3, [0]))
+  written = b"".join(bytes([token]) for token in samples.tokens_BN[0])
+  shown = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd"
+                  for c in written.decode(errors="replace"))
+  assert "\n".join(text) == "7 times ä" + shown
+
+
+def test_writes_several_samples_of_the_last_checkpoint(trained, capsys):
+  workdir, *_ = trained
+  status, out, _ = _command(capsys, f"--workdir={workdir}", "--num_tokens=4", "--num_samples=3",
+                            "--checkpoint=last", "--attention=damcha", "--run_seed=0")
+  assert status == 0 and "last checkpoint, step 6, 3 samples" in out
+  assert all(f"[{row}] The " in out for row in range(3))
+
+
+def test_characters_arrive_whole_and_none_steers_the_terminal():
+  tokens = "aé\n\x1b[2J".encode() + b"\xff" + "\u00e9".encode()[:1]
+  assert list(sample._decoded(iter(tokens))) == [
+      "a", "", "é", "\n", "\ufffd", "[", "2", "J", "\ufffd", "", "\ufffd"]
+
+
+@pytest.mark.parametrize("arguments, status, message", [
+    ((), 2, "--workdir is missing"),
+    (("--workdir={root}/none",), 1, "holds no run"),
+    (("--workdir={workdir}", "--attention=mha"), 2, "it has damcha seed 0"),
+    (("--workdir={workdir}", "--run_seed=7"), 2, "it has damcha seed 0"),
+    (("--workdir={workdir}", "--top_p=2"), 2, "top_p 2.0"),
+    (("--workdir={workdir}", "--num_tokens=0"), 2, "num_tokens"),
+    (("--workdir={workdir}", "--checkpoint=first"), 2, "best|last"),
+    (("--workdir={workdir}", "--tempreature=1"), 2, "tempreature"),
+    (("--workdir={workdir}", "word"), 2, "unexpected argument 'word'"),
+])
+def test_a_mistake_is_one_line(trained, capsys, arguments, status, message):
+  workdir, *_ = trained
+  arguments = [one.format(workdir=workdir, root=workdir.parent) for one in arguments]
+  actual, out, err = _command(capsys, *arguments)
+  assert actual == status and out == ""
+  assert err.startswith("error: ") and err.count("\n") == 1 and message in err
+
+
+def test_damaged_checkpoints_are_named_and_passed_over(trained, tmp_path):
+  _, run, config = trained
+  copy = tmp_path / "run"
+  shutil.copytree(run, copy)
+  notes = []
+  # Other numbers under the checksums of step 6: read, compared and refused.
+  shutil.rmtree(copy / "checkpoints" / "6" / "state")
+  shutil.copytree(copy / "checkpoints" / "3" / "state", copy / "checkpoints" / "6" / "state")
+  step, params = _params(copy, config, "last", notes.append)
+  assert step == 3 and len(notes) == 1 and "6 is corrupt (the checksum of 'params/" in notes[0]
+  expected = _params(run, config, "best")[1]
+  jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+  shutil.rmtree(copy / "checkpoints" / "3" / "state")
+  with pytest.raises(CheckpointError, match="no readable checkpoint"):
+    _params(copy, config, "best", notes.append)
+  assert len(notes) == 3 and "3 is unreadable" in notes[1]
+
+  shutil.rmtree(copy / "checkpoints")
+  with pytest.raises(CheckpointError, match="no checkpoint in .*; train first"):
+    _params(copy, config, "best")

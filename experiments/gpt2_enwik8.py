@@ -55,12 +55,16 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
 def _trained(config: LanguageModelConfig, results: common.Results) -> Iterator[Measurement]:
   """Quality of each run's best checkpoint on held-out splits, and what the run cost."""
   for (attention, seed), result in results.items():
-    for name, metrics in result["best"]["metrics"].items():
+    metrics_by_split = result["best"]["metrics"]
+    for name, metrics in metrics_by_split.items():
       split, _, source = name.partition("/")
-      if split != "train":
+      if split in ("validation", "test"):
         for metric, unit in UNITS.items():
           yield Measurement(attention, config.dataset, split, metric, metrics[metric], unit, seed,
                             variant=source or None)
+    if "diagnostics" in metrics_by_split:
+      yield Measurement(attention, config.dataset, "validation", "adaptivity",
+                        metrics_by_split["diagnostics"]["adaptivity"], "1", seed)
     for metric, unit in COSTS.items():
       yield Measurement(attention, config.dataset, "train", metric, result[metric], unit, seed)
 

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from collections.abc import Callable, Mapping
+import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 Array = jax.Array
+
+
+def adaptivity_by_layer(intermediates: Mapping[str, Any]) -> dict[str, Array]:
+  """`adaptivity` of every metric that an apply with mutable `intermediates` stored.
+
+  Returns:
+    `{"adaptivity/layer_0": ..}` for per-layer metrics, numbered in order of depth, `adaptivity`
+    their mean; the single metric of a shared stack counts as a layer. Empty without any.
+  """
+  layers = []
+  for path, leaf in jax.tree_util.tree_flatten_with_path(intermediates)[0]:
+    names = [entry.key for entry in path if hasattr(entry, "key")]
+    if names[-1] == "metric":
+      index = next((int(name[6:]) for name in names if re.fullmatch(r"layer_\d+", name)), 0)
+      # Under scan the layers are stacked in front: [N, B, C, H, K, L].
+      layers += [(index, part) for part in (leaf if leaf.ndim == 6 else leaf[None])]
+  layers.sort(key=lambda layer: layer[0])
+  values = [adaptivity(lambda m: m, m.reshape(-1, *m.shape[2:])) for _, m in layers]
+  if not values:
+    return {}
+  named = {f"adaptivity/layer_{index}": value for index, value in enumerate(values)}
+  return {"adaptivity": sum(values) / len(values), **named}
 
 
 def adaptivity(generate: Callable[[Array], Any], contexts_CD: Array) -> Array:

@@ -44,6 +44,12 @@ class Metric(NamedTuple):
   m: Array
   contexts: Optional[Contexts]
 
+  def sow(self, module: nn.Module) -> None:
+    """Stores m [B, C', H, K, L] of at most 8 contexts per row, for analysis, if that is asked for."""
+    if self.m.ndim == 5:
+      every = -(-self.m.shape[1] // 8)
+      module.sow("intermediates", "metric", self.m[:, ::every])
+
   def apply(self, x_BTHK: Array) -> Array:
     return apply_metric(x_BTHK, self.m, self.contexts)
 
@@ -203,7 +209,9 @@ class DamchaAttention(AttentionBase):
     contexts = MetricContext(self.context, self.stride, self.decode, name="context")(
         inputs.query_BTD, inputs.valid_query_BT, inputs.segment_ids_BT
     )
-    return Metric(generate(contexts.vectors_BCD), contexts)
+    metric = Metric(generate(contexts.vectors_BCD), contexts)
+    metric.sow(self)
+    return metric
 
   def _default_generator(self, features: int) -> MetricGenerator:
     self.head_features(features)

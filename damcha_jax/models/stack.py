@@ -84,6 +84,7 @@ class BlockStack(nn.Module):
           x_BTD, padding_mask, segment_ids
       )
       metric = Metric(generator(contexts.vectors_BCD), contexts)
+      metric.sow(self)
       generator = None
     if self.scan_layers:
       return self._scan(x_BTD, padding_mask, segment_ids, metric, generator, deterministic)

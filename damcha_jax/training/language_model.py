@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from damcha_jax.analysis.geometry import adaptivity_by_layer
 from damcha_jax.config import ConfigError, LanguageModelConfig
 from damcha_jax.data.sources import EvalWindows, TrainWindows, load_corpus
 from damcha_jax.models.decoder import DecoderLM, init_params, make_decoder
@@ -54,7 +55,19 @@ def language_model_task(config: LanguageModelConfig, attention: str, seed: int) 
       metrics_of=metrics_of,
       selection_metric="nats_per_token",
       parameter_groups=parameter_groups(config),
+      diagnostics=lambda params: diagnostics(model, params, corpus.validation),
   )
+
+
+def diagnostics(model: DecoderLM, params: PyTree, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
+  """Adaptivity of the generated metrics over 8 windows spread evenly over each source."""
+  inputs = []
+  for array in arrays.values():
+    windows = EvalWindows(array, model.context_length)
+    starts = [index * len(windows) // 8 for index in range(8)]
+    inputs += [windows.batch(start, 1)["inputs"] for start in starts]
+  _, state = model.apply({"params": params}, jnp.concatenate(inputs), mutable=["intermediates"])
+  return adaptivity_by_layer(state.get("intermediates", {}))
 
 
 def loss_and_sums(model: DecoderLM, params: PyTree, batch: Mapping[str, jax.Array],

@@ -96,6 +96,7 @@ class _Run:
     self.evaluator = Evaluator(task.eval_loss_fn, self.partitioning.place_global_rows,
                                config.evaluation.batch_size, self.partitioning.batch_multiple,
                                out_shardings=self.partitioning.replicated)
+    self.diagnostics = jax.jit(task.diagnostics, out_shardings=self.partitioning.replicated)
     self.evaluated_step = self.saved_step = -1
     self.pending: Optional[tuple[int, Any]] = None
     self.checkpointer = self.writer = None
@@ -152,6 +153,8 @@ class _Run:
 
   def loop(self) -> None:
     """Runs the updates that are left."""
+    if not self.writer.records:
+      self._diagnose()
     while True:
       self._evaluate_if_due()
       self._save_if_due()
@@ -172,6 +175,8 @@ class _Run:
     self._report()
     self.meter.pause()
     results = self._evaluate(self.state.params, _sources(self.task, test=False), self.step)
+    if results is not None:
+      self._diagnose()
     self.meter.resume()
     if results is None:
       return
@@ -195,6 +200,12 @@ class _Run:
     for split, metrics in results.items():
       self.writer.write({"step": step, "split": split, **metrics})
     return results
+
+  def _diagnose(self) -> None:
+    values = jax.device_get(self.diagnostics(self.state.params))
+    if values:
+      self.writer.write({"step": self.step, "split": "diagnostics",
+                         **{name: float(value) for name, value in values.items()}})
 
   def _save_if_due(self) -> None:
     """Saves at intervals, at the end, at a new best, and when asked to stop."""

@@ -68,6 +68,8 @@ class Task:
     selection_metric: the metric of split `validation` by which the best checkpoint is chosen;
       lower is better.
     parameter_groups: the optimizer's treatment of every parameter.
+    diagnostics: `params -> {name: scalar}`, recorded before the first update and with every
+      evaluation under split `diagnostics`; may be empty.
   """
 
   name: str
@@ -80,3 +82,4 @@ class Task:
   metrics_of: Callable[[Mapping[str, float]], dict[str, float]]
   selection_metric: str
   parameter_groups: tuple[ParameterGroup, ...]
+  diagnostics: Callable[[PyTree], Mapping[str, jax.Array]] = lambda params: {}

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from damcha_jax.analysis.geometry import adaptivity
+from damcha_jax.analysis.geometry import adaptivity, adaptivity_by_layer
 from damcha_jax.metric import MetricGenerator
 
 CONTEXTS = jax.random.normal(jax.random.key(0), (32, 512))
@@ -45,3 +45,19 @@ def test_the_papers_nine_layers_are_nearly_blind_and_three_are_not():
 def test_the_robust_preset_follows_its_context_at_any_depth():
   for depth in (3, 9):
     assert _parts("robust", depth)[2] > 0.3
+
+
+def test_layers_are_told_apart_unrolled_scanned_and_shared():
+  m = np.random.default_rng(0).normal(size=(3, 2, 4, 2, 3, 3)).astype(np.float32)
+  m[1] = m[1, :1, :1]  # the middle layer's metric ignores its context
+  unrolled = {"stack": {f"layer_{i}": {"attention": {"metric": (m[i],)}} for i in (2, 0, 1)}}
+  scanned = {"stack": {"layers": {"attention": {"metric": (m,)}}}}
+  for intermediates in (unrolled, scanned):
+    values = adaptivity_by_layer(intermediates)
+    assert values["adaptivity/layer_1"] < 1e-6
+    assert 0.9 < values["adaptivity/layer_0"] != values["adaptivity/layer_2"] > 0.9
+    layers = [values[f"adaptivity/layer_{i}"] for i in range(3)]
+    assert values["adaptivity"] == pytest.approx(sum(layers) / 3)
+  assert set(adaptivity_by_layer({"stack": {"metric": (m[0],)}})) == {
+      "adaptivity", "adaptivity/layer_0"}
+  assert adaptivity_by_layer({}) == {}

@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 import re
 import sys
-from typing import Any
+from typing import Any, Optional
 
 from absl import flags
 import jax
@@ -33,14 +33,18 @@ PAPER = Path(__file__).parents[1] / "results" / "paper.json"
 Results = dict[tuple[str, int], dict[str, Any]]
 
 
-def launch(train_and_evaluate: Callable[[ConfigDict, Path], Any]) -> None:
-  """Parses the command line and calls `train_and_evaluate(config, workdir)`."""
+def launch(train_and_evaluate: Callable[[ConfigDict, Path], Any],
+           experiment: Optional[str] = None) -> None:
+  """Parses the command line and calls `train_and_evaluate(config, workdir)`.
+
+  `experiment` names the default workdir of an experiment on another one's config.
+  """
   with user_errors():
-    config, workdir = parse(sys.argv)
+    config, workdir = parse(sys.argv, experiment)
     train_and_evaluate(config, workdir)
 
 
-def parse(argv: Sequence[str]) -> tuple[ConfigDict, Path]:
+def parse(argv: Sequence[str], experiment: Optional[str] = None) -> tuple[ConfigDict, Path]:
   """The config, with its overrides, and the workdir, absolute, that a command line names.
 
   Raises:
@@ -66,7 +70,7 @@ def parse(argv: Sequence[str]) -> tuple[ConfigDict, Path]:
   config = holder.value
   if config is None:
     raise ConfigError("--config is missing; name a config file, such as configs/mix.py:cpu")
-  default = f"runs/{config.experiment}/{config.name}-{config.size}"
+  default = f"runs/{experiment or config.experiment}/{config.name}-{config.size}"
   return config, Path(workdir.value or default).absolute()
 
 
@@ -148,7 +152,7 @@ def run_suite(config: Any, workdir: Path, make_task: Callable[[Any, str, int], T
   sharding.check_batch_size(config.batch_size, config.optimizer.accumulation_steps,
                             sharding.make_mesh(config.mesh))
   optimizer.learning_rate_schedule(config.optimizer, config.num_steps)
-  _claim(Workdir(workdir), config)
+  claim(Workdir(workdir), config)
   results = {}
   for attention in config.attention_names:
     for seed in config.seeds:
@@ -162,7 +166,7 @@ def run_dir(workdir: Path, attention: str, seed: int) -> Path:
   return workdir / attention / f"seed{seed}"
 
 
-def _claim(directory: Workdir, config: Any) -> None:
+def claim(directory: Workdir, config: Any) -> None:
   """Writes the suite's `config.json` and `versions.json`, or checks them."""
   wanted = json.loads(json.dumps(to_dict(config)))
   with directory.locked():

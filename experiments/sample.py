@@ -35,12 +35,12 @@ OPTIONS = ("prompt", "num_tokens", "temperature", "top_k", "top_p")  # fields of
 
 
 def main(argv: Sequence[str]) -> None:
-  options = _parse(argv)
+  options = parse(argv)
   for run in _runs(Path(options.workdir).absolute(), options.attention, options.run_seed):
     _write(run, options)
 
 
-def _parse(argv: Sequence[str]) -> flags.FlagValues:
+def parse(argv: Sequence[str]) -> flags.FlagValues:
   values = flags.FlagValues()
   define = {"flag_values": values}
   flags.DEFINE_string("workdir", None, "what training was given, or one run's directory", **define)

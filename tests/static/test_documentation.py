@@ -12,6 +12,7 @@ import pytest
 
 from damcha_jax.config import freeze
 from experiments import common
+from experiments import sample
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -49,7 +50,9 @@ def test_documented_command_parses(command, monkeypatch):
     assert (ROOT / arguments[0]).is_file()
   elif program == "pip":
     assert arguments[0] == "install"
-  elif arguments[1] == "experiments.sample" or arguments[1].startswith("damcha_jax."):
+  elif arguments[1] == "experiments.sample":
+    sample.parse(arguments[1:])
+  elif arguments[1].startswith("damcha_jax."):
     parse = argparse.ArgumentParser.parse_args
 
     def parse_and_stop(parser, given=None, namespace=None):

@@ -41,7 +41,8 @@ class AttentionBase(nn.Module):
   [B, T] marks the real tokens of self-attention; cross-attention takes `query_padding_mask` [B, T]
   and `key_padding_mask` [B, S]. `segment_ids` [B, T] keeps the documents of packed rows apart.
   `bias`, broadcastable like `mask`, is added to the scaled scores; minus infinity there masks.
-  Outputs of padded queries are zero; a query that sees no key gets the output bias alone.
+  Outputs of padded queries are zero, and what stands in padded tokens, even NaN, is never used; a
+  query that sees no key gets the output bias alone.
 
   Attributes beyond Flax's:
     causal: hide the future (in addition to `mask`). None leaves that to `mask`.
@@ -117,6 +118,9 @@ class AttentionBase(nn.Module):
     if bias is not None:  # a row of minus infinities would make the softmax NaN
       mask = masks.combine(mask, ~jnp.isneginf(bias))
       bias = jnp.where(jnp.isneginf(bias), 0.0, bias)
+    inputs_q = _without_padding(inputs_q, query_padding_mask)
+    inputs_k = _without_padding(inputs_k, key_padding_mask)
+    inputs_v = _without_padding(inputs_v, key_padding_mask)
     valid_query_BT = query_padding_mask
     if valid_query_BT is None and mask is not None and not self._decoding():
       if is_self:
@@ -260,6 +264,11 @@ def _four_axes(name: str, mask: Optional[Array]) -> Optional[Array]:
       f"{name} must be broadcastable to [batch, heads, queries, keys], not shape {mask.shape}; add"
       f" a heads axis with {name}[:, None]"
   )
+
+
+def _without_padding(x_BTD: Array, valid_BT: Optional[Array]) -> Array:
+  """Zeros in place of padded tokens, whose weight 0 would not hide a NaN or an infinity."""
+  return x_BTD if valid_BT is None else jnp.where(valid_BT.astype(bool)[..., None], x_BTD, 0)
 
 
 def _check_mask(name: str, mask: Optional[Array], shape: tuple[int, int]) -> None:

@@ -150,6 +150,25 @@ def test_padded_rows_give_what_they_give_alone(kind, side):
   np.testing.assert_allclose(implied[:, real], alone, atol=3e-6)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_stands_in_padded_tokens_is_never_used(kind):
+  module = KINDS[kind]
+  queries = np.array([[0, 1, 1, 1, 0, 1], [0] * T], bool)
+  keys = np.array([[1, 0, 1, 1, 0], [0] * S], bool)
+
+  def loss_and_gradients(blank, others, **masks):
+    variables = init(module, X, *others)
+    loss = lambda variables, *inputs: jnp.sum(module.apply(variables, *inputs, **masks) ** 2)
+    inputs = [np.where(valid[..., None], x, blank).astype(np.float32)
+              for x, valid in [(X, queries)] + [(y, keys) for y in others]]
+    return jax.value_and_grad(loss, range(1 + len(inputs)))(variables, *inputs)
+
+  cross = dict(query_padding_mask=queries, key_padding_mask=keys)
+  for others, masks in (([], dict(padding_mask=queries)), ([Y], cross), ([Y, Y], cross)):
+    chex.assert_trees_all_equal(loss_and_gradients(np.nan, others, **masks),
+                                loss_and_gradients(7.0, others, **masks))
+
+
 @pytest.mark.parametrize("kind", ["mha", "prefix", "stride", "learned", "full_width"])
 def test_cross_attention_padding(kind):
   module = KINDS[kind]

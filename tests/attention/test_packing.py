@@ -1,0 +1,75 @@
+"""A packed row is its documents side by side: outputs and gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from damcha_jax.analysis.causality import random_variables
+from damcha_jax.attention import DamchaAttention, MultiHeadAttention, masks
+
+D, H = 8, 2
+LENGTHS = (4, 1, 6)
+SEGMENTS = np.repeat(np.arange(3), LENGTHS)[None]
+X = np.random.default_rng(0).normal(size=(1, sum(LENGTHS), D)).astype(np.float32)
+
+KINDS = {
+    "mha": MultiHeadAttention(H, causal=True),
+    "prefix": DamchaAttention(H, causal=True),
+    "stride": DamchaAttention(H, causal=True, stride=4),
+    "learned": DamchaAttention(H, causal=True, context="learned"),
+    "sequence": DamchaAttention(H, causal=False, context="sequence"),
+    "full_width": DamchaAttention(H, causal=True, stride=3, form="full_width", update_rank=2),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_packed_row_equals_its_documents(kind):
+  module = KINDS[kind]
+  variables = random_variables(module, X, std=0.4)
+  cotangent = np.random.default_rng(1).normal(size=X.shape).astype(np.float32)
+
+  def packed(x):
+    return module.apply(variables, x, segment_ids=SEGMENTS)
+
+  def separate(x):
+    documents = jnp.split(x, np.cumsum(LENGTHS)[:-1], axis=1)
+    return jnp.concatenate([module.apply(variables, one) for one in documents], axis=1)
+
+  @jax.jit
+  def outputs_and_gradients(x):
+    pairs = [jax.vjp(function, x) for function in (packed, separate)]
+    return [(outputs, *pullback(cotangent)) for outputs, pullback in pairs]
+
+  (packed_output, packed_grad), (output, grad) = outputs_and_gradients(X)
+  np.testing.assert_allclose(packed_output, output, atol=2e-5)
+  np.testing.assert_allclose(packed_grad, grad, atol=2e-5)
+
+
+def test_masks():
+  np.testing.assert_array_equal(masks.causal(2, 3)[0, 0], [[1, 0, 0], [1, 1, 0]])
+  np.testing.assert_array_equal(
+      masks.same_segment(jnp.array([[5, 5, 2]]))[0, 0], [[1, 1, 0], [1, 1, 0], [0, 0, 1]])
+  assert masks.combine(None, None) is None
+  np.testing.assert_array_equal(masks.combine(None, jnp.array([1, 0]), jnp.array([True, True])),
+                                [True, False])
+  mask = np.zeros((2, 3, 2, 4), bool)
+  mask[0, 1, 0, 2] = mask[1, 2, 1, 3] = True
+  np.testing.assert_array_equal(masks.tokens_seen(mask, 2, 4), [[0, 0, 1, 0], [0, 0, 0, 1]])
+  np.testing.assert_array_equal(masks.queries_seeing(mask, 2, 2), [[1, 0], [0, 1]])
+  np.testing.assert_array_equal(masks.tokens_seen(mask[:1, :1], 2, 4), np.zeros((2, 4)))
+
+
+@pytest.mark.parametrize("mask, expected", [
+    (None, False),
+    (np.tril(np.ones((3, 3))), True),
+    (np.eye(3)[None, None], True),
+    (np.ones((3, 3)), False),
+    (np.ones((1, 1)), False),  # a single query has no future to hide
+    (np.tril(np.ones((2, 3))), False),  # cross-attention
+    (np.ones((1, 1, 1, 3)), False),  # padding
+])
+def test_a_causal_mask_is_recognised(mask, expected):
+  assert masks.is_concrete_causal(mask) is expected
+  if mask is not None:
+    assert not jax.jit(lambda m: jnp.array(masks.is_concrete_causal(m)))(mask)  # values unknown

@@ -10,12 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import operator
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Optional
 
 import ml_collections
+
+
+_FRACTIONS = ("model.dropout_rate", "model.attention_dropout_rate", "optimizer.b1", "optimizer.b2")
+_NOT_NEGATIVE = ("optimizer.learning_rate", "optimizer.end_learning_rate_factor", "optimizer.eps",
+                 "optimizer.weight_decay", "optimizer.clip_norm", "checkpoint.keep_best")
 
 
 class ConfigError(ValueError):
@@ -235,17 +241,38 @@ def _check_language_model(config: LanguageModelConfig) -> None:
   _require(model.features % model.num_heads == 0,
            f"model.features={model.features} is not divisible by model.num_heads="
            f"{model.num_heads}; choose a multiple")
-  for name in ("dropout_rate", "attention_dropout_rate"):
-    rate = getattr(model, name)
-    _require(0 <= rate < 1, f"model.{name}={rate} must be at least 0 and below 1")
-  _require(damcha.form == "full_width" or damcha.update_rank is None,
-           "damcha.update_rank is for damcha.form='full_width'; the head-slice metric is K x K")
+  for name in _FRACTIONS:
+    value = operator.attrgetter(name)(config)
+    _require(0 <= value < 1, f"{name}={value} must be at least 0 and below 1")
+  for name in _NOT_NEGATIVE:
+    value = operator.attrgetter(name)(config)
+    _require(0 <= value < math.inf, f"{name}={value} must be at least 0 and finite")
+  fused = model.attention_implementation in ("xla", "cudnn")
+  _require(not fused or model.attention_dropout_rate == 0,
+           "model.attention_dropout_rate needs the weights that a fused kernel never forms; use 0, "
+           "or model.attention_implementation='plain'")
+  _check_form(damcha, fused and "damcha" in config.attention_names)
   _require(damcha.context != "sequence" or damcha.allow_future_leak,
            "damcha.context='sequence' lets a causal decoder see the future; use 'prefix', or set "
            "damcha.allow_future_leak=True to study the leak")
   _require(damcha.parameterization == "blocks"
            or damcha.block_ablation_train == damcha.block_ablation_eval == "full",
            "damcha.parameterization='rowsum' keeps no single blocks to ablate; use 'blocks'")
+
+
+def _check_form(damcha: DamchaConfig, fused: bool) -> None:
+  rank = damcha.update_rank
+  if damcha.form == "head_slice":
+    _require(rank is None,
+             "damcha.update_rank is for damcha.form='full_width'; the head-slice metric is K x K")
+    return
+  _require(rank is None or rank >= 0,
+           f"damcha.update_rank={rank} must be at least 0, or None for a full update")
+  _require(rank == 0 or damcha.parameterization == "rowsum",
+           "damcha.form='full_width' has no blocks; use damcha.parameterization='rowsum'")
+  _require(rank == 0 or not fused,
+           "damcha.form='full_width' has queries wider than values, which fused kernels do not "
+           "take; use model.attention_implementation='plain'")
 
 
 def _require(condition: bool, message: str) -> None:

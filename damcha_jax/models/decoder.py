@@ -150,6 +150,12 @@ def make_decoder(
         f"model.num_heads={model.num_heads} does not divide model.features={model.features};"
         " choose a number of heads that does"
     )
+  if model.attention_implementation == "cudnn" and not (
+      jax.default_backend() == "gpu" and model.dtype == "bfloat16"
+  ):
+    raise ConfigError(
+        "model.attention_implementation='cudnn' needs a GPU and model.dtype='bfloat16'; use 'auto'"
+    )
   initializers = make_initializers(model.initializer, model.num_layers)
   common = dict(
       num_heads=model.num_heads,

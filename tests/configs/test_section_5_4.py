@@ -110,6 +110,16 @@ def test_unknown_size_is_named_with_the_choices(name):
     ({"damcha": {"context": "sequence"}}, "lets a causal decoder see the future; use 'prefix'"),
     ({"damcha": {"block_ablation_eval": "diagonal"}}, "keeps no single blocks to ablate"),
     ({"damcha": {"update_rank": 4}}, "damcha.update_rank is for damcha.form='full_width'"),
+    ({"damcha": {"form": "full_width", "update_rank": -1}}, "damcha.update_rank=-1 must be at le"),
+    ({"damcha": {"form": "full_width", "parameterization": "blocks"}}, "has no blocks; use damcha."),
+    ({"damcha": {"form": "full_width"}, "model": {"attention_implementation": "xla"}},
+     "which fused kernels do not take; use model.attention_implementation='plain'"),
+    ({"model": {"attention_implementation": "xla", "attention_dropout_rate": 0.1}},
+     "the weights that a fused kernel never forms"),
+    ({"optimizer": {"learning_rate": -1.0}}, "optimizer.learning_rate=-1.0 must be at least 0"),
+    ({"optimizer": {"eps": float("nan")}}, "optimizer.eps=nan must be at least 0 and finite"),
+    ({"optimizer": {"b2": 1.5}}, "optimizer.b2=1.5 must be at least 0 and below 1"),
+    ({"checkpoint": {"keep_best": -1}}, "checkpoint.keep_best=-1 must be at least 0"),
     ({"model": {"dropout_rate": 1.0}}, "model.dropout_rate=1.0 must be at least 0 and below 1"),
 ])
 def test_a_wrong_value_is_named_with_the_remedy(change, message):

@@ -108,6 +108,15 @@ def test_a_vocabulary_without_every_byte_is_refused():
     language_model.language_model_task(config, "mha", seed=0)
 
 
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="needs a machine without a GPU")
+def test_a_kernel_that_this_machine_has_not_is_refused():
+  config = small_config()
+  config = dataclasses.replace(
+      config, model=dataclasses.replace(config.model, attention_implementation="cudnn"))
+  with pytest.raises(ConfigError, match="'cudnn' needs a GPU .*; use 'auto'"):
+    language_model.language_model_task(config, "mha", 0)
+
+
 def test_mix_is_evaluated_per_source_and_pooled():
   task = language_model.language_model_task(small_config(dataset="sample_mix"), "mha", seed=0)
   assert list(task.eval_sources) == [f"{split}/{source}" for split in ("validation", "test")

@@ -82,13 +82,20 @@ class Workdir:
 
   def read_json(self, name: str) -> Optional[dict[str, Any]]:
     """The contents of a JSON file in the directory, or None where there is none."""
+    path = self.path / name
     try:
-      return json.loads((self.path / name).read_text(encoding="utf-8"))
+      value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
       return None
+    except OSError as error:
+      raise WorkdirError(f"cannot read {path}: {error.strerror}; check its permissions, remove it "
+                         "or choose another workdir") from error
     except ValueError as error:
-      raise WorkdirError(f"{self.path / name} is not valid JSON ({error}); remove it or choose "
-                         "another workdir") from error
+      raise WorkdirError(f"{path} is not valid JSON ({error}); remove it or choose another "
+                         "workdir") from error
+    if not isinstance(value, dict):
+      raise WorkdirError(f"{path} is not a JSON object; remove it or choose another workdir")
+    return value
 
   def write_json(self, name: str, value: Any) -> None:
     if self.is_primary:

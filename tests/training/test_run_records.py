@@ -58,6 +58,15 @@ def test_files_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
   assert path.read_text() == "old"
 
 
+@pytest.mark.parametrize("content, message", [
+    ("{", "is not valid JSON"), ("[1]", "is not a JSON object"), (None, "Is a directory")])
+def test_a_json_file_that_cannot_be_read_is_named(tmp_path, content, message):
+  path = tmp_path / "config.json"
+  path.mkdir() if content is None else path.write_text(content)
+  with pytest.raises(WorkdirError, match=f"config.json.*{message}"):
+    workdir_lib.Workdir(tmp_path).read_json("config.json")
+
+
 def test_first_difference_follows_the_new_order_and_sees_missing_keys():
   old, new = {"a": 1, "b": {"c": 2, "d": [1, 2]}}, {"a": 1, "b": {"c": 2, "d": [1, 2]}}
   assert workdir_lib.first_difference(old, new) is None

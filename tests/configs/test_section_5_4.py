@@ -87,7 +87,7 @@ def test_smoke_logs_ten_steps_and_three_validations():
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_unknown_size_is_named_with_the_choices(name):
-  with pytest.raises(ValueError, match="unknown size 'tpu'; choose one of paper, cpu, smoke"):
+  with pytest.raises(ValueError, match="unknown size 'tpu'; choose one of paper, wide, cpu, smoke"):
     _config(name, "tpu")
 
 

@@ -2,10 +2,10 @@
 
     x_n ~ softmax(logits(BOS, x_s .. x_{n-1}) / temperature), cut to top_k and top_p
 
-A model sees at most `context_length` = T tokens, the begin symbol included, and its training windows
-begin with it wherever in the text they lie. So does sampling: when a row's window is full it begins
-anew, with BOS and the last (T + 1) // 2 - 1 tokens. Where the window begins depends on the length of
-the row's own text alone (`window_start`), which makes a row independent of its batch.
+A model sees at most `context_length` = T tokens, the begin symbol included, and its training
+windows begin with it wherever in the text they lie. So does sampling: when a row's window is full
+it begins anew, with BOS and the last (T + 1) // 2 - 1 tokens. Where the window begins depends on
+the length of the row's own text alone (`window_start`), which makes a row independent of its batch.
 
 Rows of different lengths are left-padded. One call takes in the windows, then every token is one
 cached step; BOS and padding are never sampled text, though a model may emit the symbol BOS.
@@ -59,8 +59,8 @@ def window_start(length: int, context_length: int) -> int:
 def restrict(logits: Array, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Array:
   """Logits of the distribution to sample from, [.., V] -> [.., V], -inf where cut.
 
-  In this order: division by `temperature`; the `top_k` largest (0: all); of those, renormalised, the
-  fewest whose probabilities reach `top_p` (1: all), at least one. Ties go to the lower index.
+  In this order: division by `temperature`; the `top_k` largest (0: all); of those, renormalised,
+  the fewest whose probabilities reach `top_p` (1: all), at least one. Ties go to the lower index.
   """
   logits = logits.astype(jnp.float32) / temperature
   if not top_k and top_p >= 1.0:
@@ -100,7 +100,7 @@ class Sampler:
     if not self.model.decode:
       raise ConfigError("sampling needs a model made with decode=True")
     if not 0.0 <= self.temperature < float("inf"):
-      raise ConfigError(f"temperature {self.temperature} must be at least 0 (0: most probable token)")
+      raise ConfigError(f"temperature {self.temperature} must be at least 0 (0: no randomness)")
     if self.top_k < 0:
       raise ConfigError(f"top_k {self.top_k} must be at least 0 (0: all tokens)")
     if not 0.0 < self.top_p <= 1.0:
@@ -124,8 +124,8 @@ class Sampler:
     while done < num_tokens:
       state, count = self._begin(params, texts, num_tokens - done, keys_B, done)
       rest = _finish(self, params, state, keys_B, done + 1, count - 1)
-      part = [np.concatenate([np.asarray(first)[:, None], np.asarray(others)[:, :count - 1]], axis=1)
-              for first, others in zip(state[1:], rest)]
+      part = [np.concatenate([first[:, None], others[:, :count - 1]], axis=1)
+              for first, others in zip(jax.device_get(state[1:]), jax.device_get(rest))]
       for text, tokens in zip(texts, part[0]):
         text.extend(tokens.tolist())
       parts.append(part)
@@ -187,7 +187,7 @@ class Sampler:
     return -(-self.model.context_length // 4)
 
   def _draw(self, logits_BV: Array, keys_B: Array, index: Any) -> tuple[Array, Array]:
-    """The next token of every row, and its log-probability. Row i's `index`-th draw has its own key."""
+    """The next token of every row, and its log-probability; every draw of a row has its own key."""
     if self.temperature == 0.0:
       tokens_B = jnp.argmax(logits_BV, axis=-1)
     else:
@@ -220,7 +220,7 @@ def _advance(sampler: Sampler, params: Any, cache: Any, tokens_BT: Array, paddin
 @functools.partial(jax.jit, static_argnums=0)
 def _finish(sampler: Sampler, params: Any, state: tuple[Any, Array, Array], keys_B: Array,
             index: Any, count: Any) -> tuple[Array, Array]:
-  """`count` steps on; the drawn tokens and log-probabilities [B, T], of which `count` are filled."""
+  """`count` steps on: the tokens drawn and their log-probabilities [B, T], `count` of T filled."""
 
   def step(number, carry):
     (cache, tokens_B, _), *outputs = carry

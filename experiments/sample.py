@@ -2,8 +2,8 @@
 
   python -m experiments.sample --workdir=runs/gpt2_enwik8/mix-cpu --prompt="The "
 
-Every attention in the workdir writes, unless --attention names one. What is not given on the command
-line comes from the run's own config.
+Every attention in the workdir writes, unless --attention names one. What is not given on the
+command line comes from the run's own config.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ import ml_collections
 
 _FRACTIONS = ("model.dropout_rate", "model.attention_dropout_rate", "optimizer.b1", "optimizer.b2")
 _NOT_NEGATIVE = ("optimizer.learning_rate", "optimizer.end_learning_rate_factor", "optimizer.eps",
-                 "optimizer.weight_decay", "optimizer.clip_norm", "checkpoint.keep_best")
+                 "optimizer.weight_decay", "optimizer.clip_norm", "checkpoint.keep_best",
+                 "sampling.temperature", "sampling.top_k")
 
 
 class ConfigError(ValueError):
@@ -231,11 +232,16 @@ def _check_language_model(config: LanguageModelConfig) -> None:
   """Checks what would otherwise fail deep in the model; the rest is checked where it is used."""
   model, damcha = config.model, config.damcha
   for name in ("context_length", "model.num_layers", "model.num_heads", "model.features",
-               "model.mlp_features", "model.vocab_size", "damcha.stride"):
+               "model.mlp_features", "model.vocab_size", "damcha.stride", "sampling.num_tokens"):
     _require(operator.attrgetter(name)(config) > 0, f"config key '{name}' must be positive")
   for name, values in (("attentions", config.attention_names), ("seeds", config.seeds)):
     _require(len(set(values)) == len(values) > 0,
              f"config key '{name}' must name at least one entry and none twice, not {values}")
+  _require(config.dataset != "", "config key 'dataset' is empty; name a corpus or a text file")
+  _require(all(seed >= 0 for seed in config.seeds),
+           f"config key 'seeds' must hold no negative seed, not {config.seeds}")
+  _require(0 < config.sampling.top_p <= 1,
+           f"sampling.top_p={config.sampling.top_p} must be above 0 and at most 1 (1: all)")
   _require(all(width > 0 for width in damcha.widths),
            f"config key 'damcha.widths' must hold positive widths, not {damcha.widths}")
   _require(model.features % model.num_heads == 0,

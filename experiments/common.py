@@ -24,8 +24,6 @@ from damcha_jax.attention import ATTENTIONS
 from damcha_jax.config import ConfigError, to_dict, unknown_key_message
 from damcha_jax.errors import UserError, WorkdirError
 from damcha_jax.training import loop
-from damcha_jax.training import optimizer
-from damcha_jax.training import sharding
 from damcha_jax.training.task import Task
 from damcha_jax.training.workdir import Workdir, first_difference
 
@@ -148,18 +146,17 @@ def run_suite(config: Any, workdir: Path, make_task: Callable[[Any, str, int], T
     if attention not in ATTENTIONS:
       raise ConfigError(f"unknown attention '{attention}' in config key 'attentions'; choose from "
                         f"{', '.join(sorted(ATTENTIONS))}")
+  owns = {(attention, seed): dataclasses.replace(config, attentions=attention, seeds=(seed,))
+          for attention in config.attention_names for seed in config.seeds}
+  tasks = {(attention, seed): make_task(own, attention, seed)
+           for (attention, seed), own in owns.items()}
   # Before anything is written, so that a rejected configuration does not claim the directory.
-  sharding.check_batch_size(config.batch_size, config.optimizer.accumulation_steps,
-                            sharding.make_mesh(config.mesh))
-  optimizer.learning_rate_schedule(config.optimizer, config.num_steps)
+  for (attention, seed), task in tasks.items():
+    loop.check(task, owns[attention, seed], seed)
   claim(Workdir(workdir), config)
-  results = {}
-  for attention in config.attention_names:
-    for seed in config.seeds:
-      own = dataclasses.replace(config, attentions=attention, seeds=(seed,))
-      results[attention, seed] = loop.train(make_task(own, attention, seed), own,
-                                            run_dir(workdir, attention, seed), seed)
-  return results
+  return {(attention, seed): loop.train(task, owns[attention, seed],
+                                        run_dir(workdir, attention, seed), seed)
+          for (attention, seed), task in tasks.items()}
 
 
 def run_dir(workdir: Path, attention: str, seed: int) -> Path:
@@ -172,7 +169,8 @@ def claim(directory: Workdir, config: Any) -> None:
   with directory.locked():
     present = directory.read_json("config.json")
     if present is not None:
-      if "attentions" not in present:
+      if not isinstance(present.get("seeds"), list) or not isinstance(
+          present.get("attentions"), str):
         raise WorkdirError(f"workdir {directory.path} is that of a single run; name the one that "
                            "holds all attentions and seeds, or another")
       missing = [attention for attention in present["attentions"].split(",")

@@ -134,8 +134,10 @@ def run_script(script: Path, *arguments: Any, num_devices: int = 1) -> subproces
   paths = [Path(damcha_jax.__file__).parents[1], Path(__file__).parents[1], Path(__file__).parent]
   environment = {
       **os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "JAX_PLATFORMS": "cpu",
+      # Eight devices' threads on two busy cores may wait long for each other.
       "XLA_FLAGS": os.environ["XLA_FLAGS"]
-                   + f" --xla_force_host_platform_device_count={num_devices}"}
+                   + f" --xla_force_host_platform_device_count={num_devices}"
+                   " --xla_cpu_collective_call_terminate_timeout_seconds=600"}
   command = [sys.executable, str(script), *map(str, arguments)]
   return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600,
                         check=False)

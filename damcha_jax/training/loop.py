@@ -66,6 +66,12 @@ def train(task: Task, config: Any, workdir: str | Path, seed: int) -> dict[str, 
       run.close()
 
 
+def check(task: Task, config: Any, seed: int) -> None:
+  """Raises `ConfigError` if `train` would refuse the configuration; writes nothing."""
+  _check_intervals(config)
+  _Run(task, config, None, seed, None, None)
+
+
 def _check_intervals(config: Any) -> None:
   positive = {
       "num_steps": config.num_steps,
@@ -83,8 +89,9 @@ def _check_intervals(config: Any) -> None:
 class _Run:
   """One process's part of a run."""
 
-  def __init__(self, task: Task, config: Any, directory: Workdir, seed: int, stop: StopRequest,
-               progress: Progress):
+  def __init__(self, task: Task, config: Any, directory: Optional[Workdir], seed: int,
+               stop: Optional[StopRequest], progress: Optional[Progress]):
+    """Raises `ConfigError` for what cannot run; touches no file, so `check` passes no directory."""
     self.task, self.config, self.directory, self.seed = task, config, directory, seed
     self.stop, self.progress = stop, progress
     mesh = sharding_lib.make_mesh(config.mesh)
@@ -97,28 +104,27 @@ class _Run:
                                config.evaluation.batch_size, self.partitioning.batch_multiple,
                                out_shardings=self.partitioning.replicated)
     self.diagnostics = jax.jit(task.diagnostics, out_shardings=self.partitioning.replicated)
+    boxed = state_lib.abstract_state(self.task, self.optimizer, self.root)
+    params = nn.meta.unbox(boxed).params
+    optimizer_lib.check_groups(params, self.task.parameter_groups)
+    self.leaf_names = [sharding_lib.path_name(path)
+                       for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+    self.targets = state_lib.sharded_targets(boxed, self.partitioning)
     self.evaluated_step = self.saved_step = -1
     self.pending: Optional[tuple[int, Any]] = None
     self.checkpointer = self.writer = None
 
   def start(self) -> None:
     """Creates or restores the state and opens the records."""
-    boxed = state_lib.abstract_state(self.task, self.optimizer, self.root)
-    params = nn.meta.unbox(boxed).params
-    optimizer_lib.check_groups(params, self.task.parameter_groups)
-    self.leaf_names = [sharding_lib.path_name(path)
-                       for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
-    self.targets = targets = state_lib.sharded_targets(boxed, self.partitioning)
-    # Whatever is wrong with the configuration has been said by now.
     self.directory.claim(self.config, self.task.name, self.seed)
     path = self.directory.path
     for change in self.directory.record_versions():
       self.progress.note(f"since this run began: {change}")
-    self.checkpointer = Checkpointer(path / "checkpoints", self.config.checkpoint, targets,
+    self.checkpointer = Checkpointer(path / "checkpoints", self.config.checkpoint, self.targets,
                                      self.progress.note)
     state = self.checkpointer.restore_latest()
     if state is None:
-      state = state_lib.create_state(self.task, self.optimizer, self.root, targets)
+      state = state_lib.create_state(self.task, self.optimizer, self.root, self.targets)
     else:
       self.saved_step = int(state.step)
       self.progress.note(f"resuming at step {self.saved_step} of {self.config.num_steps}")

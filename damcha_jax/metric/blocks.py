@@ -3,6 +3,12 @@
 M is indexed block row i, row in block, block column j, column in block. RowSum adds the blocks of
 a block row, m_i = sum_j M_ij, and is linear, so it commutes with the generator's last layer: summing
 that layer's kernel over j first gives the same m_i for H times fewer operations.
+
+It follows that every block of a row gets the same gradient, dL/dM_ij = dL/dm_i: blocks of the last
+layer differ by their initial values, for ever, and no training teaches off-diagonal blocks anything
+that diagonal ones do not learn. Dropping blocks at inference (Table 3) therefore removes a random
+share of one sum rather than a separate "cross-head" part; only a model trained without them is a
+model of its own.
 """
 
 from __future__ import annotations

@@ -48,6 +48,8 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
     reporting.plot_learning_curves(workdir / "figures" / "validation.png",
                                    _curves(workdir, results), "nats_per_token")
     print(reporting.format_table(rows))
+    if not _comparable(config):
+      print("\nThe paper's figures are for its own data and size, which these are not.")
     print(f"\nResults are in {workdir}")
   return rows
 

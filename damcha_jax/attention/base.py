@@ -267,8 +267,10 @@ def _four_axes(name: str, mask: Optional[Array]) -> Optional[Array]:
 
 
 def _without_padding(x_BTD: Array, valid_BT: Optional[Array]) -> Array:
-  """Zeros in place of padded tokens, whose weight 0 would not hide a NaN or an infinity."""
-  return x_BTD if valid_BT is None else jnp.where(valid_BT.astype(bool)[..., None], x_BTD, 0)
+  """Zeros for what is not finite in padded tokens: a weight of 0 would not hide it."""
+  if valid_BT is None:
+    return x_BTD
+  return jnp.where(valid_BT.astype(bool)[..., None] | jnp.isfinite(x_BTD), x_BTD, 0)
 
 
 def _check_mask(name: str, mask: Optional[Array], shape: tuple[int, int]) -> None:

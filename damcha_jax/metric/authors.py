@@ -37,8 +37,8 @@ OFF_DIAGONAL_MODES = ("mlp", "linear_comb", "bayesian", "separate_B")
 class AuthorsMetricGenerator(nn.Module):
   """f_theta with the authors' options; a `MetricGenerator` in all else.
 
-  The head metrics m_i = sum_j s_ij M_ij are formed without M: every part of M is linear in what the
-  last layer returns, so the sum over j moves to the left of it.
+  The head metrics m_i = sum_j s_ij M_ij are formed without M, unless `fuse_rowsum` is off: every
+  part of M is linear in what the last layer returns, so the sum over j moves to the left of it.
 
   Attributes:
     num_heads: H.
@@ -52,6 +52,7 @@ class AuthorsMetricGenerator(nn.Module):
       block-only metrics); 'full' keeps all, scaled.
     layer_index: the layer whose bias is added where a call names none.
     dropout_rate: dropout after every hidden layer, where a 'dropout' random stream is given.
+    fuse_rowsum: False forms M before its sum, which is what Table 2's operation counts assume.
     parameterization: 'blocks'; 'rowsum' is an error, since these modes tell a row's blocks apart.
     initializer: initial values of the MLP, a key of `metric.generator.INITIALIZERS`.
     partitioned: attach logical axis names to the parameters.
@@ -70,6 +71,7 @@ class AuthorsMetricGenerator(nn.Module):
   block_ablation: str = "full"
   layer_index: int = 0
   dropout_rate: float = 0.0
+  fuse_rowsum: bool = True
   parameterization: str = "blocks"
   initializer: str = "torch"
   partitioned: bool = False
@@ -92,22 +94,23 @@ class AuthorsMetricGenerator(nn.Module):
     """
     features = context.shape[-1]
     self._check(features)
+    forms_blocks = return_blocks or not self.fuse_rowsum
     scale_HH = self._scales()
     hidden = self._hidden(context.astype(self._compute_dtype()))
     # Declared before use, so that every mode owns the parameters that its checkpoints hold.
     alpha_HHH = self._alpha()
     constant = self._constant(features, layer_index)
     if self.compact_rank:
-      metric = self._compact(hidden, features, scale_HH, return_blocks)
+      metric = self._compact(hidden, features, scale_HH, forms_blocks)
     elif self.free_metric or self.off_diagonal == "mlp":
-      metric = self._full(hidden, features, scale_HH, return_blocks)
+      metric = self._full(hidden, features, scale_HH, forms_blocks)
     else:
-      metric = self._mixed(hidden, features, alpha_HHH, scale_HH, return_blocks)
-    if constant is None:
-      return metric
-    if return_blocks:
-      return metric + constant * scale_HH[:, None, :, None]
-    return metric + blocks_lib.row_sum(constant, scale_HH)
+      metric = self._mixed(hidden, features, alpha_HHH, scale_HH, forms_blocks)
+    if constant is not None and forms_blocks:
+      metric = metric + constant * scale_HH[:, None, :, None]
+    elif constant is not None:
+      metric = metric + blocks_lib.row_sum(constant, scale_HH)
+    return blocks_lib.row_sum(metric) if forms_blocks and not return_blocks else metric
 
   def blocks(self, context: Array, layer_index: Any = None) -> Array:
     """M [.., H, K, H, K] for contexts [.., D], scaled and ablated."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Optional
 
 import jax
-from jax.extend import core as jax_core
 
+from damcha_jax.analysis.complexity import matmul_flops
 from damcha_jax.training.task import Task
 
 # Dense bfloat16 FLOP/s per device from the makers' data sheets, by `device_kind`.
@@ -46,34 +45,3 @@ def model_flops_per_step(task: Task, params: Any, batch: Any) -> int:
   """
   jaxpr = jax.make_jaxpr(lambda params, batch: task.loss_fn(params, batch, None))(params, batch)
   return 3 * matmul_flops(jaxpr.jaxpr)
-
-
-def matmul_flops(jaxpr: Any) -> int:
-  """`2 * multiply-adds` of every matrix product in a jaxpr, loop bodies times their trip count."""
-  total = 0
-  for equation in jaxpr.eqns:
-    name = equation.primitive.name
-    inputs = [var.aval.shape for var in equation.invars if hasattr(var.aval, "shape")]
-    if name == "dot_general":
-      (contracted, _), _ = equation.params["dimension_numbers"]
-      depth = math.prod(inputs[0][axis] for axis in contracted)
-      total += 2 * depth * math.prod(equation.outvars[0].aval.shape)
-    elif name == "conv_general_dilated":
-      layout = equation.params["dimension_numbers"].rhs_spec
-      per_output = math.prod(inputs[1]) // inputs[1][layout[0]]
-      total += 2 * per_output * math.prod(equation.outvars[0].aval.shape)
-    elif name.startswith("dot_product_attention_fwd"):  # cuDNN; [B,T,H,K] and [B,S,H,K]
-      total += 4 * math.prod(inputs[0]) * inputs[1][1]
-    else:
-      times = equation.params["length"] if name == "scan" else 1
-      total += times * sum(map(matmul_flops, _sub_jaxprs(equation)))
-  return total
-
-
-def _sub_jaxprs(equation: Any) -> list[Any]:
-  leaves = jax.tree.leaves(
-      list(equation.params.values()),
-      is_leaf=lambda value: isinstance(value, (jax_core.Jaxpr, jax_core.ClosedJaxpr)))
-  # One branch per leaf: from jax 0.12 on a closed jaxpr is an instance of Jaxpr as well.
-  return [leaf.jaxpr if isinstance(leaf, jax_core.ClosedJaxpr) else leaf for leaf in leaves
-          if isinstance(leaf, (jax_core.Jaxpr, jax_core.ClosedJaxpr))]

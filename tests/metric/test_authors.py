@@ -111,8 +111,9 @@ def test_row_sum_equals_summed_blocks_also_when_sampled(mode: str, ablation: str
   generator = _make(mode, block_ablation=ablation, **SCALES)
   variables, rngs = {"params": _params(generator)}, {"alpha": jax.random.key(7)}
   blocks = generator.apply(variables, _context(), method="blocks", rngs=rngs)
-  metric = generator.apply(variables, _context(), rngs=rngs)
-  np.testing.assert_allclose(metric, blocks.sum(-2), rtol=1e-5, atol=1e-5)
+  for fuse_rowsum in (True, False):
+    metric = generator.clone(fuse_rowsum=fuse_rowsum).apply(variables, _context(), rngs=rngs)
+    np.testing.assert_allclose(metric, blocks.sum(-2), rtol=1e-5, atol=1e-5)
   off_diagonal = np.abs(blocks[..., 0, :, 1, :]).max()
   diagonal = np.abs(blocks[..., 1, :, 1, :]).max()
   assert (off_diagonal == 0.0) == (ablation == "diagonal")

@@ -32,7 +32,7 @@ RULES = {
     "damcha_jax/training": ({"jax", "flax", "numpy", "optax", "orbax", "tensorboardX"},
                             {"damcha_jax.training", "damcha_jax.models", "damcha_jax.data",
                              "damcha_jax.evaluation", "damcha_jax.analysis.geometry",
-                             "damcha_jax.config", "damcha_jax.errors"}),
+                             "damcha_jax.analysis.complexity", "damcha_jax.config", "damcha_jax.errors"}),
     "damcha_jax/analysis": ({"jax", "flax", "numpy"},
                             {"damcha_jax.metric", "damcha_jax.attention", "damcha_jax.models",
                              "damcha_jax.analysis"}),

@@ -42,12 +42,34 @@ class ModelConfig:
   norm_placement: Literal["pre", "post"]
   tie_embeddings: bool
   initializer: Literal["gpt2", "lecun"]
+  gelu: Literal["exact", "tanh"]
   dropout_rate: float  # of embeddings and of what blocks add to the residual stream
   attention_dropout_rate: float  # of attention weights; above 0 the fused kernels do not apply
   remat: bool
   scan_layers: bool
   attention_implementation: Literal["auto", "plain", "xla", "cudnn"]
   dtype: Literal["float32", "bfloat16"]  # of the computation; the softmax stays float32
+  param_dtype: Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True)
+class VisionModelConfig:
+  """Vision Transformer: N layers, H heads, width D, feed-forward width F; sizes in pixels."""
+
+  num_layers: int
+  num_heads: int
+  features: int
+  mlp_features: int
+  image_size: int
+  patch_size: int
+  num_classes: int
+  initializer: Literal["vit", "gpt2", "lecun"]
+  dropout_rate: float
+  attention_dropout_rate: float
+  remat: bool
+  scan_layers: bool
+  attention_implementation: Literal["auto", "plain", "xla", "cudnn"]
+  dtype: Literal["float32", "bfloat16"]
   param_dtype: Literal["float32", "bfloat16"]
 
 

@@ -29,6 +29,7 @@ def make_initializers(name: str, num_layers: int) -> Initializers:
   'gpt2': std 0.02, that of residual outputs divided by sqrt(2N).
   'lecun': unit variance is kept everywhere, whatever the width: kernels of std 1 / sqrt(fan-in),
   residual outputs divided by sqrt(2N), embeddings of std 1; meant for an untied head.
+  'vit': std 0.02 throughout, as in the authors' Vision Transformer, which truncates it at +-2.
   """
   small = nn.initializers.normal(0.02)
   if name == "gpt2":
@@ -38,15 +39,23 @@ def make_initializers(name: str, num_layers: int) -> Initializers:
     residual = nn.initializers.variance_scaling(1 / (2 * num_layers), "fan_in", "truncated_normal")
     unit = nn.initializers.normal(1.0)
     return Initializers(nn.initializers.lecun_normal(), residual, embedding=unit, head=small)
-  raise ValueError(f"initializer {name!r} is neither 'gpt2' nor 'lecun'")
+  if name == "vit":
+    return Initializers(small, small, embedding=small, head=small)
+  raise ValueError(f"initializer {name!r} is none of 'gpt2', 'lecun', 'vit'")
 
 
 class FeedForward(nn.Module):
-  """gelu(x W_1 + b_1) W_2 + b_2 with the exact GELU, [.., D] -> [.., D]."""
+  """gelu(x W_1 + b_1) W_2 + b_2, [.., D] -> [.., D].
+
+  Attributes:
+    gelu: 'exact' (x Phi(x), PyTorch's nn.GELU) or 'tanh' (its approximation, which the published
+      GPT-2 weights were trained with).
+  """
 
   hidden_features: int
   dropout_rate: float = 0.0
   initializers: Initializers = make_initializers("lecun", 1)
+  gelu: str = "exact"
   partitioned: bool = False
   dtype: Any = None
   param_dtype: Any = jnp.float32
@@ -65,7 +74,9 @@ class FeedForward(nn.Module):
         name=name,
     )
     hidden = dense(self.hidden_features, self.initializers.kernel, ("embed", "mlp"), "in")(x)
-    hidden = nn.gelu(hidden, approximate=False)
+    if self.gelu not in ("exact", "tanh"):
+      raise ValueError(f"gelu {self.gelu!r} is neither 'exact' nor 'tanh'")
+    hidden = nn.gelu(hidden, approximate=self.gelu == "tanh")
     hidden = nn.Dropout(self.dropout_rate)(hidden, deterministic=deterministic)
     return dense(x.shape[-1], self.initializers.residual_kernel, ("mlp", "embed"), "out")(hidden)
 
@@ -109,6 +120,7 @@ class Block(nn.Module):
   initializers: Initializers = make_initializers("lecun", 1)
   shared_generator: Optional[nn.Module] = None
   deterministic: bool = True
+  gelu: str = "exact"
   partitioned: bool = False
   dtype: Any = None
   param_dtype: Any = jnp.float32
@@ -146,6 +158,7 @@ class Block(nn.Module):
           self.mlp_features,
           self.dropout_rate,
           self.initializers,
+          self.gelu,
           self.partitioned,
           self.dtype,
           self.param_dtype,

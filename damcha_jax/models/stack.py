@@ -53,6 +53,7 @@ class BlockStack(nn.Module):
   norm_placement: str = "pre"
   dropout_rate: float = 0.0
   initializers: Initializers = make_initializers("lecun", 1)
+  gelu: str = "exact"
   remat: bool = False
   scan_layers: bool = False
   decode: bool = False
@@ -111,6 +112,7 @@ class BlockStack(nn.Module):
         self.initializers,
         generator,
         deterministic,
+        self.gelu,
         self.partitioned,
         self.dtype,
         self.param_dtype,

@@ -14,6 +14,7 @@ from damcha_jax.attention import core
 from damcha_jax.attention import masks
 
 Array = jax.Array
+Compose = Callable[[Array, core.Rows], Array]
 
 
 class Inputs(NamedTuple):
@@ -29,6 +30,16 @@ class Inputs(NamedTuple):
   padded_query_BT: Optional[Array]  # explicit only: outputs there are zero
   segment_ids_BT: Optional[Array]
   is_self: bool
+
+
+class Keys(NamedTuple):
+  """What the queries of one call attend to: that call's keys or, while decoding, the cache's."""
+
+  key_BSHK: Array
+  value_BSHK: Array
+  extra: dict[str, Array]  # further numbers of every key, [B, S, ..] each
+  mask_BHTS: Optional[Array]
+  is_causal: bool  # hide the future in addition to the mask; never of cached keys
 
 
 class AttentionBase(nn.Module):
@@ -180,32 +191,94 @@ class AttentionBase(nn.Module):
       dropout_rng: Optional[Array],
       sow_weights: bool,
       scale: Optional[float] = None,
+      **options: Any,
   ) -> Array:
-    """softmax(q k^T * scale + bias) v, through the cache when decoding, then the output projection."""
-    if scale is None:
-      scale = 1.0 / math.sqrt(value_BSHK.shape[-1])
-    mask_BHTS, is_causal = inputs.mask_BHTS, bool(self.causal)
+    """`attend` to these keys, through the cache when decoding, then the output projection."""
+    keys = self.remember(key_BSHK, value_BSHK, inputs)
+    output_BTHK = self.attend(
+        query_BTHK, keys, inputs, deterministic, dropout_rng, sow_weights, scale, **options
+    )
+    return self.project_out(output_BTHK, inputs)
+
+  def remember(
+      self, key_BSHK: Array, value_BSHK: Array, inputs: Inputs, **extra: Array
+  ) -> Keys:
+    """The keys to attend to, after appending them to the cache when decoding.
+
+    Args:
+      key_BSHK, value_BSHK: of this call's tokens; one head, if all heads share it.
+      inputs: of this call.
+      **extra: what else must be known of every key, [B, S, ..] each.
+    """
     if self.decode:
       if not inputs.is_self:
         raise ValueError("decode=True caches self-attention; cross-attention needs no cache")
-      cached = cache.append(self, key_BSHK, value_BSHK, inputs.padded_query_BT)
+      cached = cache.append(self, key_BSHK, value_BSHK, inputs.padded_query_BT, extra)
       if cached is not None:
-        key_BSHK, value_BSHK = cached.key_BSHK, cached.value_BSHK
-        mask_BHTS, is_causal = masks.combine(mask_BHTS, cached.mask_BHTS), False
-    output_BTHK = core.attend(
-        query_BTHK,
-        key_BSHK,
-        value_BSHK,
-        scale=scale,
-        bias=inputs.bias_BHTS,
-        mask=mask_BHTS,
-        is_causal=is_causal,
-        implementation=self.implementation,
-        dropout=self._dropout(deterministic, dropout_rng),
-        sow=self._sow if sow_weights else None,
-        precision=self.precision,
-    )
-    return self.project_out(output_BTHK, inputs)
+        mask_BHTS = masks.combine(inputs.mask_BHTS, cached.mask_BHTS)
+        return Keys(cached.key_BSHK, cached.value_BSHK, cached.extra, mask_BHTS, False)
+    return Keys(key_BSHK, value_BSHK, extra, inputs.mask_BHTS, bool(self.causal))
+
+  def attend(
+      self,
+      query_BTHK: Array,
+      keys: Keys,
+      inputs: Inputs,
+      deterministic: Optional[bool],
+      dropout_rng: Optional[Array],
+      sow_weights: bool,
+      scale: Optional[float] = None,
+      *,
+      bias: Optional[Array] = None,
+      compose_scores: Optional[Compose] = None,
+      compose_weights: Optional[Compose] = None,
+      weight_heads: Optional[int] = None,
+      query_chunk: Optional[int] = None,
+  ) -> Array:
+    """softmax(q k^T * scale + bias) v as [B, T, H, K].
+
+    Args:
+      query_BTHK, keys, inputs, deterministic, dropout_rng, sow_weights: of this call.
+      scale: by default 1 / sqrt(K), K the width of the values.
+      bias: in place of the caller's.
+      compose_scores, compose_weights: the hooks of `core.attend`, called with the scores or weights
+        [B, H, T', S] and with `rows`; rows(x_BT) are the numbers x of the T' queries at hand.
+      weight_heads: how many heads of weights there are, if not as many as of queries.
+      query_chunk: how many queries to attend from at a time; None: from all.
+    """
+    if scale is None:
+      scale = 1.0 / math.sqrt(keys.value_BSHK.shape[-1])
+    bias = inputs.bias_BHTS if bias is None else bias
+    mask, is_causal = keys.mask_BHTS, keys.is_causal
+    if query_chunk is not None and is_causal:
+      queries_and_keys = (query_BTHK.shape[1], keys.key_BSHK.shape[1])
+      mask, is_causal = masks.combine(mask, masks.causal(*queries_and_keys)), False
+    shape = (query_BTHK.shape[0], weight_heads or query_BTHK.shape[2], query_BTHK.shape[1],
+             keys.key_BSHK.shape[1])
+    dropout = self._dropout(shape, deterministic, dropout_rng)
+
+    def attend_rows(rows: core.Rows) -> Array:
+      cut = lambda x, axis=2: None if x is None else rows(x, axis)
+      bind = lambda compose: None if compose is None else lambda x_BHTS: compose(x_BHTS, rows)
+      return core.attend(
+          rows(query_BTHK),
+          keys.key_BSHK,
+          keys.value_BSHK,
+          scale=scale,
+          bias=cut(bias),
+          mask=cut(mask),
+          is_causal=is_causal,
+          implementation=self.implementation,
+          dropout=dropout and dropout._replace(kept_BHTS=cut(dropout.kept_BHTS)),
+          sow=self._sow if sow_weights else None,
+          precision=self.precision,
+          compose_scores=bind(compose_scores),
+          compose_weights=bind(compose_weights),
+      )
+
+    # The weights of all queries are asked for, or a chunk could not hand out its own.
+    chunk = None if sow_weights else query_chunk
+    return core.in_query_chunks(attend_rows, query_BTHK.shape[1], chunk)
 
   def project_out(self, output_BTHK: Array, inputs: Inputs) -> Array:
     output_BTD = nn.DenseGeneral(
@@ -235,23 +308,20 @@ class AttentionBase(nn.Module):
     self.sow("intermediates", "attention_weights", weights_BHTS)
 
   def _dropout(
-      self, deterministic: Optional[bool], dropout_rng: Optional[Array]
-  ) -> Optional[Callable[[Array], Array]]:
+      self, shape: tuple[int, ...], deterministic: Optional[bool], dropout_rng: Optional[Array]
+  ) -> Optional[core.Dropout]:
+    """The dropout of weights of `shape` [B, H, T, S], None where there is none."""
     if self.dropout_rate == 0.0:
       return None
     if nn.merge_param("deterministic", self.deterministic, deterministic):
       return None
     rng = self.make_rng("dropout") if dropout_rng is None else dropout_rng
     keep = 1.0 - self.dropout_rate
+    return core.Dropout(jax.random.bernoulli(rng, keep, self._dropout_shape(shape)), keep)
 
-    def drop(weights_BHTS: Array) -> Array:
-      shape = weights_BHTS.shape
-      if self.broadcast_dropout:  # one pattern for all rows and heads, as in Flax
-        shape = (1, 1, *shape[2:])
-      kept = jax.random.bernoulli(rng, keep, shape)
-      return jnp.where(kept, weights_BHTS / keep, 0).astype(weights_BHTS.dtype)
-
-    return drop
+  def _dropout_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    # One pattern for all rows and heads, as in Flax.
+    return (1, 1, *shape[2:]) if self.broadcast_dropout else shape
 
 
 def _four_axes(name: str, mask: Optional[Array]) -> Optional[Array]:

@@ -1,11 +1,13 @@
 """The key-value cache of cached decoding, as `nn.MultiHeadDotProductAttention` keeps it.
 
 Initialising a module with `decode=True` on inputs of the full length sizes the cache; each later
-call appends its T tokens (one, or a whole prompt) and attends to all that are cached.
+call appends its T tokens (one, or a whole prompt) and attends to all that are cached. Keys and
+values may have any shape [B, S, ..], and an attention may keep further numbers of every token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
 from flax import linen as nn
@@ -18,12 +20,17 @@ Array = jax.Array
 class Cached(NamedTuple):
   key_BSHK: Array
   value_BSHK: Array
+  extra: dict[str, Array]  # [B, S, ..] each
   mask_BHTS: Array  # which cached tokens each new query sees: real ones, not after itself
   valid_BS: Array
 
 
 def append(
-    module: nn.Module, key_BTHK: Array, value_BTHK: Array, valid_BT: Optional[Array]
+    module: nn.Module,
+    key_BTHK: Array,
+    value_BTHK: Array,
+    valid_BT: Optional[Array],
+    extra: Optional[Mapping[str, Array]] = None,
 ) -> Optional[Cached]:
   """Appends T tokens to `module`'s cache; None in the call that creates it.
 
@@ -35,6 +42,10 @@ def append(
   zeros = lambda array: jnp.zeros(array.shape, array.dtype)
   cached_key = module.variable("cache", "cached_key", zeros, key_BTHK)
   cached_value = module.variable("cache", "cached_value", zeros, value_BTHK)
+  extra = {} if extra is None else extra
+  cached_extra = {
+      name: module.variable("cache", f"cached_{name}", zeros, new) for name, new in extra.items()
+  }
   cached_valid = module.variable("cache", "cached_valid", jnp.zeros, (batch_size, num_new), bool)
   index = module.variable("cache", "cache_index", lambda: jnp.zeros((), jnp.int32))
   if not initialised:
@@ -58,9 +69,12 @@ def append(
   cached_value.value = insert(
       cached_value.value, jnp.where(fits, value_BTHK, jnp.array(jnp.nan, value_BTHK.dtype))
   )
+  for name, new in extra.items():
+    cached_extra[name].value = insert(cached_extra[name].value, new)
   cached_valid.value = insert(cached_valid.value, valid_BT)
   index.value = start + num_new
   position_T = start + jnp.arange(num_new)
   mask_TS = jnp.arange(length)[None, :] <= position_T[:, None]
   mask_BHTS = mask_TS[None, None] & cached_valid.value[:, None, None, :]
-  return Cached(cached_key.value, cached_value.value, mask_BHTS, cached_valid.value)
+  extra = {name: cached.value for name, cached in cached_extra.items()}
+  return Cached(cached_key.value, cached_value.value, extra, mask_BHTS, cached_valid.value)

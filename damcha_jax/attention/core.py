@@ -2,12 +2,15 @@
 
     y_t = sum_s softmax_s(q_t . k_s * scale) v_s
 
-Softmax runs in float32 whatever the compute dtype; a query that sees no key gets zeros.
+Softmax runs in float32 whatever the compute dtype; a query that sees no key gets zeros. Attentions
+that mix their heads do so through two hooks, on the scores before masking and on the weights after
+the softmax; either may change the number of heads.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+import functools
+from typing import Any, Callable, NamedTuple, Optional
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +20,19 @@ from damcha_jax.attention import masks
 Array = jax.Array
 
 IMPLEMENTATIONS = ("auto", "plain", "xla", "cudnn")
+Compose = Callable[[Array], Array]  # [B, H, T, S] -> [B, H', T, S]
+Rows = Callable[..., Array]  # rows(x, axis=1): the entries of x that belong to the queries at hand
+
+
+class Dropout(NamedTuple):
+  """Which weights stay, broadcastable to [B, H, T, S], and the probability with which they do."""
+
+  kept_BHTS: Array
+  keep: float
+
+  def __call__(self, weights_BHTS: Array) -> Array:
+    dropped_BHTS = jnp.where(self.kept_BHTS, weights_BHTS / self.keep, 0)
+    return dropped_BHTS.astype(weights_BHTS.dtype)
 
 
 def attention_weights(
@@ -28,16 +44,22 @@ def attention_weights(
     mask: Optional[Array] = None,
     is_causal: bool = False,
     precision: Any = None,
+    compose_scores: Optional[Compose] = None,
 ) -> Array:
-  """softmax(q k^T * scale + bias) as [B, H, T, S] in float32, zero where masked."""
+  """softmax(compose(q k^T * scale) + bias) as [B, H, T, S] in float32, zero where masked."""
+  equation, key = "bthk,bshk->bhts", key_BSHK
+  if key_BSHK.shape[2] == 1:  # one key head serves all queries
+    equation, key = "bthk,bsk->bhts", key_BSHK[:, :, 0]
   scores_BHTS = jnp.einsum(
-      "bthk,bshk->bhts",
+      equation,
       query_BTHK,
-      key_BSHK,
+      key,
       precision=precision,
       preferred_element_type=jnp.promote_types(query_BTHK.dtype, jnp.float32),
   )
   scores_BHTS = scores_BHTS * scale
+  if compose_scores is not None:
+    scores_BHTS = compose_scores(scores_BHTS)
   if bias is not None:
     scores_BHTS = scores_BHTS + bias.astype(scores_BHTS.dtype)
   return masked_softmax(scores_BHTS, visible(mask, is_causal, scores_BHTS.shape))
@@ -67,30 +89,37 @@ def attend(
     mask: Optional[Array] = None,
     is_causal: bool = False,
     implementation: str = "auto",
-    dropout: Optional[Callable[[Array], Array]] = None,
+    dropout: Optional[Dropout] = None,
     sow: Optional[Callable[[Array], Any]] = None,
     precision: Any = None,
+    compose_scores: Optional[Compose] = None,
+    compose_weights: Optional[Compose] = None,
 ) -> Array:
   """Scaled dot-product attention [B, T, H, K] by the implementation that is asked for.
 
   Args:
-    query_BTHK, key_BSHK, value_BSHK: value may have another width than key ('plain' only).
+    query_BTHK, key_BSHK, value_BSHK: value may have another width than key, and keys or values
+      another number of heads where a hook makes it fit ('plain' only). A single head of keys or of
+      values serves all query heads (with a fused kernel: of both).
     scale: factor on the dot products.
-    bias: finite, added to the scaled dot products, broadcastable to [B, H, T, S].
+    bias: finite, added to the scaled (and composed) dot products, broadcastable to [B, H, T, S].
     mask: boolean, broadcastable to [B, H, T, S]; True means visible.
     is_causal: hide keys after the query's position as well.
     implementation: 'plain' (einsum), 'xla' or 'cudnn' (`jax.nn.dot_product_attention`), or 'auto':
       cuDNN on a GPU where it applies, else plain. All agree within rounding.
-    dropout: applied to the weights ('plain' only).
-    sow: receives the weights ('plain' only).
+    dropout: applied to the (composed) weights ('plain' only).
+    sow: receives the (composed) weights ('plain' only).
+    compose_scores: mixes the heads of the scaled dot products before bias and mask ('plain' only).
+    compose_weights: mixes the heads of the weights after the softmax ('plain' only).
 
   Raises:
     ValueError: unknown implementation, or a fused one asked for what only 'plain' can do.
   """
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(f"implementation {implementation!r} is not one of {IMPLEMENTATIONS}")
-  needs_plain = dropout is not None or sow is not None
-  needs_plain |= query_BTHK.shape[-1] != value_BSHK.shape[-1]
+  hooks = (dropout, sow, compose_scores, compose_weights)
+  needs_plain = any(hook is not None for hook in hooks)
+  needs_plain |= key_BSHK.shape[2:] != value_BSHK.shape[2:]
   if implementation == "auto":
     fused = not needs_plain and _cudnn_applies(query_BTHK)
     implementation = "cudnn" if fused else "plain"
@@ -103,17 +132,24 @@ def attend(
         mask=mask,
         is_causal=is_causal,
         precision=precision,
+        compose_scores=compose_scores,
     )
+    if compose_weights is not None:
+      weights_BHTS = compose_weights(weights_BHTS)
     if sow is not None:
       sow(weights_BHTS)
     weights_BHTS = weights_BHTS.astype(value_BSHK.dtype)
     if dropout is not None:
       weights_BHTS = dropout(weights_BHTS)
+    if value_BSHK.shape[2] == 1:
+      value_BSK = value_BSHK[:, :, 0]
+      return jnp.einsum("bhts,bsk->bthk", weights_BHTS, value_BSK, precision=precision)
     return jnp.einsum("bhts,bshk->bthk", weights_BHTS, value_BSHK, precision=precision)
   if needs_plain:
     raise ValueError(
-        f"implementation {implementation!r} can neither drop nor return weights, nor use values of"
-        " another width than keys; use implementation='plain' (or 'auto')"
+        f"implementation {implementation!r} can neither drop, return nor mix weights, nor use"
+        " values of another width or number of heads than keys; use implementation='plain' (or"
+        " 'auto')"
     )
   output_BTHK = jax.nn.dot_product_attention(
       query_BTHK,
@@ -130,6 +166,34 @@ def attend(
   num_queries, num_keys = query_BTHK.shape[1], key_BSHK.shape[1]
   sees_BHT = visible(mask, is_causal, (num_queries, num_keys)).any(-1)
   return jnp.where(jnp.swapaxes(sees_BHT, -1, -2)[..., None], output_BTHK, 0)
+
+
+def in_query_chunks(
+    attend_rows: Callable[[Rows], Array], num_queries: int, chunk_size: Optional[int]
+) -> Array:
+  """`attend_rows(rows)` [B, T', ..] for every `chunk_size` queries, concatenated to [B, T, ..].
+
+  One chunk's scores are in memory at a time, in the backward pass too, which makes them again.
+  """
+  if chunk_size is None or num_queries <= chunk_size:
+    return attend_rows(lambda x, axis=1: x)
+
+  @functools.partial(jax.checkpoint, static_argnums=1)
+  def chunk(start: Array, size: int) -> Array:
+    def rows(x: Array, axis: int = 1) -> Array:
+      if x.shape[axis] == 1:  # the same for all queries
+        return x
+      return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+
+    return attend_rows(rows)
+
+  num_chunks, rest = divmod(num_queries, chunk_size)
+  starts_N = jnp.arange(num_chunks) * chunk_size
+  output = jnp.moveaxis(jax.lax.map(lambda start: chunk(start, chunk_size), starts_N), 0, 1)
+  output = output.reshape(output.shape[0], num_chunks * chunk_size, *output.shape[3:])
+  if not rest:
+    return output
+  return jnp.concatenate([output, chunk(num_chunks * chunk_size, rest)], axis=1)
 
 
 def _cudnn_applies(query_BTHK: Array) -> bool:

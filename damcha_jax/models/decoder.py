@@ -9,12 +9,9 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from damcha_jax.attention import ATTENTIONS
-from damcha_jax.attention.damcha import FutureLeakError
-from damcha_jax.config import ConfigError, DamchaConfig, LanguageModelConfig, ModelConfig
+from damcha_jax.config import ConfigError, LanguageModelConfig, ModelConfig
 from damcha_jax.metric.context import positions_in_segment
-from damcha_jax.metric.generator import MetricGenerator
-from damcha_jax.metric.generator import StaticMetric
+from damcha_jax.models.attentions import attention_factory
 from damcha_jax.models.layers import layer_norm
 from damcha_jax.models.layers import make_initializers
 from damcha_jax.models.layers import sinusoidal_positions
@@ -143,115 +140,28 @@ def make_decoder(
     ConfigError: unknown attention, or options that do not go together.
   """
   model = config.model
-  if attention not in ATTENTIONS:
-    raise ConfigError(f"unknown attention '{attention}'; choose from {', '.join(ATTENTIONS)}")
-  if model.features % model.num_heads:
-    raise ConfigError(
-        f"model.num_heads={model.num_heads} does not divide model.features={model.features};"
-        " choose a number of heads that does"
-    )
-  if model.attention_implementation == "cudnn" and not (
-      jax.default_backend() == "gpu" and model.dtype == "bfloat16"
-  ):
-    raise ConfigError(
-        "model.attention_implementation='cudnn' needs a GPU and model.dtype='bfloat16'; use 'auto'"
-    )
-  initializers = make_initializers(model.initializer, model.num_layers)
-  common = dict(
-      num_heads=model.num_heads,
-      dropout_rate=model.attention_dropout_rate,
+  factory = attention_factory(config, attention, model, evaluation=evaluation, decode=decode)
+  stack = functools.partial(
+      BlockStack,
+      num_layers=model.num_layers,
+      attention=factory.attention,
+      mlp_features=model.mlp_features,
+      norm_placement=model.norm_placement,
+      dropout_rate=model.dropout_rate,
+      initializers=make_initializers(model.initializer, model.num_layers),
+      gelu=model.gelu,
+      remat=model.remat,
+      scan_layers=model.scan_layers,
+      partitioned=True,
       dtype=jnp.dtype(model.dtype),
       param_dtype=jnp.dtype(model.param_dtype),
-      kernel_init=initializers.kernel,
-      out_kernel_init=initializers.residual_kernel,
-      causal=True,
-      implementation=model.attention_implementation,
-      partitioned=True,
-      decode=decode,
+      **factory.stack_options,
   )
-  stack_options: dict[str, Any] = {}
   try:
-    if attention == "damcha":
-      make_attention, stack_options = _damcha(config.damcha, model, common, evaluation)
-    else:
-      make_attention = functools.partial(ATTENTIONS[attention], **common)
-    make_attention(parent=None)  # raises for options that do not go together
-    stack = functools.partial(
-        BlockStack,
-        num_layers=model.num_layers,
-        attention=make_attention,
-        mlp_features=model.mlp_features,
-        norm_placement=model.norm_placement,
-        dropout_rate=model.dropout_rate,
-        initializers=initializers,
-        remat=model.remat,
-        scan_layers=model.scan_layers,
-        partitioned=True,
-        dtype=jnp.dtype(model.dtype),
-        param_dtype=jnp.dtype(model.param_dtype),
-        **stack_options,
-    )
     stack(parent=None)
   except ValueError as error:
     raise ConfigError(str(error)) from error
   return DecoderLM(stack, model, config.context_length, decode=decode)
-
-
-def _damcha(
-    damcha: DamchaConfig, model: ModelConfig, common: dict[str, Any], evaluation: bool
-) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
-  """The attention's factory, and what the stack must share."""
-  generator = _metric_module(damcha, model, evaluation)
-  attention = functools.partial(
-      ATTENTIONS["damcha"],
-      context=damcha.context,
-      stride=damcha.stride,
-      form=damcha.form,
-      update_rank=damcha.update_rank,
-      allow_future_leak=damcha.allow_future_leak,
-      **common,
-  )
-  no_generator = damcha.form == "full_width" and damcha.update_rank == 0
-  if no_generator:
-    return attention, {}
-  if damcha.metric == "static" or damcha.sharing == "none":
-    # A new module for every layer: one instance in all layers would be one set of parameters.
-    return lambda **fields: attention(generator=generator(parent=None), **fields), {}
-  return attention, dict(
-      generator=generator,
-      sharing=damcha.sharing,
-      context=damcha.context,
-      stride=damcha.stride,
-      allow_future_leak=damcha.allow_future_leak,
-  )
-
-
-def _metric_module(
-    damcha: DamchaConfig, model: ModelConfig, evaluation: bool
-) -> Callable[..., nn.Module]:
-  ablation = damcha.block_ablation_eval if evaluation else damcha.block_ablation_train
-  common = dict(
-      num_heads=model.num_heads,
-      parameterization=damcha.parameterization,
-      block_ablation=ablation,
-      partitioned=True,
-      param_dtype=jnp.dtype(model.param_dtype),
-  )
-  if damcha.metric == "static":
-    if damcha.form == "full_width":
-      raise ConfigError("damcha.metric='static' is the head-slice ablation; the static full-width"
-                        " form is damcha.update_rank=0")
-    return functools.partial(StaticMetric, features=model.features, **common)
-  if damcha.form == "full_width":
-    columns = model.features if damcha.update_rank is None else damcha.update_rank
-    common.update(row_features=model.features, column_features=columns, zero_output=True)
-  return functools.partial(
-      MetricGenerator,
-      widths=damcha.widths,
-      preset=damcha.preset,
-      dtype=jnp.dtype(model.dtype),
-      **common,
-  )
 
 
 def init_params(model: DecoderLM, rng: Array, tokens_BT: Array) -> Any:

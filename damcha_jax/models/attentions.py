@@ -1,0 +1,143 @@
+"""Any attention by name, with the options of an experiment's config, for any model."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, NamedTuple
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from damcha_jax.attention import ATTENTIONS
+from damcha_jax.config import ConfigError, DamchaConfig
+from damcha_jax.metric.generator import MetricGenerator
+from damcha_jax.metric.generator import StaticMetric
+from damcha_jax.models.layers import make_initializers
+
+
+class AttentionFactory(NamedTuple):
+  """How a stack makes its attentions.
+
+  Attributes:
+    attention: makes one layer's attention; takes further fields, such as `name`.
+    stack_options: what a BlockStack must be given besides, such as the generator to share.
+  """
+
+  attention: Callable[..., nn.Module]
+  stack_options: dict[str, Any]
+
+
+def attention_factory(
+    sections: Any,
+    name: str,
+    model: Any,
+    *,
+    causal: bool = True,
+    evaluation: bool = False,
+    decode: bool = False,
+) -> AttentionFactory:
+  """The attentions of one model.
+
+  Args:
+    sections: a config with the attentions' sections `damcha`, `tha`, ...
+    name: a key of `ATTENTIONS`.
+    model: the config's section with the fields num_layers, num_heads, features, initializer, dtype,
+      param_dtype, attention_dropout_rate and attention_implementation.
+    causal: whether to hide the future.
+    evaluation: apply `damcha.block_ablation_eval` rather than `block_ablation_train`.
+    decode: keep a key-value cache.
+
+  Raises:
+    ConfigError: unknown attention, or options that do not go together.
+  """
+  if name not in ATTENTIONS:
+    raise ConfigError(f"unknown attention '{name}'; choose from {', '.join(ATTENTIONS)}")
+  if model.features % model.num_heads:
+    raise ConfigError(
+        f"model.num_heads={model.num_heads} does not divide model.features={model.features};"
+        " choose a number of heads that does"
+    )
+  if model.attention_implementation == "cudnn" and not (
+      jax.default_backend() == "gpu" and model.dtype == "bfloat16"
+  ):
+    raise ConfigError(
+        "model.attention_implementation='cudnn' needs a GPU and model.dtype='bfloat16'; use 'auto'"
+    )
+  common = dict(
+      num_heads=model.num_heads,
+      dropout_rate=model.attention_dropout_rate,
+      dtype=jnp.dtype(model.dtype),
+      param_dtype=jnp.dtype(model.param_dtype),
+      causal=causal,
+      implementation=model.attention_implementation,
+      partitioned=True,
+      decode=decode,
+  )
+  initializers = make_initializers(model.initializer, model.num_layers)
+  common.update(kernel_init=initializers.kernel, out_kernel_init=initializers.residual_kernel)
+  try:
+    if name == "damcha":
+      factory = _damcha(sections.damcha, model, common, evaluation)
+    else:
+      factory = AttentionFactory(functools.partial(ATTENTIONS[name], **common), {})
+    factory.attention(parent=None)  # raises for options that do not go together
+  except ValueError as error:
+    raise ConfigError(str(error)) from error
+  return factory
+
+
+def _damcha(
+    damcha: DamchaConfig, model: Any, common: dict[str, Any], evaluation: bool
+) -> AttentionFactory:
+  generator = _metric_module(damcha, model, evaluation)
+  attention = functools.partial(
+      ATTENTIONS["damcha"],
+      context=damcha.context,
+      stride=damcha.stride,
+      form=damcha.form,
+      update_rank=damcha.update_rank,
+      allow_future_leak=damcha.allow_future_leak,
+      **common,
+  )
+  no_generator = damcha.form == "full_width" and damcha.update_rank == 0
+  if no_generator:
+    return AttentionFactory(attention, {})
+  if damcha.metric == "static" or damcha.sharing == "none":
+    # A new module for every layer: one instance in all layers would be one set of parameters.
+    own = lambda **fields: attention(generator=generator(parent=None), **fields)
+    return AttentionFactory(own, {})
+  return AttentionFactory(attention, dict(
+      generator=generator,
+      sharing=damcha.sharing,
+      context=damcha.context,
+      stride=damcha.stride,
+      causal=common["causal"],
+      allow_future_leak=damcha.allow_future_leak,
+  ))
+
+
+def _metric_module(damcha: DamchaConfig, model: Any, evaluation: bool) -> Callable[..., nn.Module]:
+  ablation = damcha.block_ablation_eval if evaluation else damcha.block_ablation_train
+  common = dict(
+      num_heads=model.num_heads,
+      parameterization=damcha.parameterization,
+      block_ablation=ablation,
+      partitioned=True,
+      param_dtype=jnp.dtype(model.param_dtype),
+  )
+  if damcha.metric == "static":
+    if damcha.form == "full_width":
+      raise ConfigError("damcha.metric='static' is the head-slice ablation; the static full-width"
+                        " form is damcha.update_rank=0")
+    return functools.partial(StaticMetric, features=model.features, **common)
+  if damcha.form == "full_width":
+    columns = model.features if damcha.update_rank is None else damcha.update_rank
+    common.update(row_features=model.features, column_features=columns, zero_output=True)
+  return functools.partial(
+      MetricGenerator,
+      widths=damcha.widths,
+      preset=damcha.preset,
+      dtype=jnp.dtype(model.dtype),
+      **common,
+  )

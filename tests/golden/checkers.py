@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from damcha_jax.interop import torch_checkpoints
+from damcha_jax.interop import authors_damcha
+from damcha_jax.interop import names as names_lib
 from damcha_jax.metric import context as context_lib
 from damcha_jax.metric.authors import AuthorsMetricGenerator
 from damcha_jax.metric.blocks import join_blocks
@@ -35,7 +36,7 @@ def checks(kind: str) -> Callable:
   return register
 
 
-def _template(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def abstract_params(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
   return jax.eval_shape(lambda: module.init(jax.random.key(0), *args, **kwargs))["params"]
 
 
@@ -55,18 +56,18 @@ def _padding_mask(golden: GoldenFile) -> Optional[jax.Array]:
   return golden.input("padding_mask") if golden.has_input("padding_mask") else None
 
 
-def _load_generator(golden: GoldenFile) -> tuple[nn.Module, Any, torch_checkpoints.NameMap]:
+def _load_generator(golden: GoldenFile) -> tuple[nn.Module, Any, names_lib.NameMap]:
   meta, options = golden.meta, golden.options
   if "off_diag_mode" in meta:
     options["off_diag_mode"] = meta["off_diag_mode"]
   widths = tuple(meta["hidden_dims"])
-  generator = torch_checkpoints.make_generator(meta["n_heads"], widths, options)
-  names = torch_checkpoints.generator_names(len(widths), options)
-  template = _template(generator, jnp.zeros((1, meta["d_model"])))
-  return generator, torch_checkpoints.from_torch(golden.params(), names, template), names
+  generator = authors_damcha.make_generator(meta["n_heads"], widths, options)
+  names = authors_damcha.generator_names(len(widths), options)
+  template = abstract_params(generator, jnp.zeros((1, meta["d_model"])))
+  return generator, names_lib.from_arrays(golden.params(), names, template), names
 
 
-def _kl(generator: nn.Module, params: Any) -> jax.Array:
+def generator_kl(generator: nn.Module, params: Any) -> jax.Array:
   if not isinstance(generator, AuthorsMetricGenerator):
     return jnp.zeros(())
   return generator.apply({"params": params}, method="kl_divergence")
@@ -108,7 +109,7 @@ def check_generator(golden: GoldenFile) -> None:
   outputs = jax.jit(lambda params: {name: output(params, matches[name]) for name in matches})
   for name, actual in outputs(params).items():
     golden.compare(name, actual)
-  golden.compare("kl", _kl(generator, params))
+  golden.compare("kl", generator_kl(generator, params))
   layer = golden.meta["layer_idx_for_grad"]
 
   def head_metrics(params: Any, x_BTD: jax.Array) -> tuple[jax.Array]:
@@ -122,14 +123,14 @@ def check_attention(golden: GoldenFile) -> None:
   """Outputs and weights of one attention; a name's suffix says which masks were on."""
   meta, options = golden.meta, golden.options
   widths, x_BTD = tuple(meta["hidden_dims"]), golden.input("x")
-  names = torch_checkpoints.attention_names(len(widths), options)
+  names = authors_damcha.attention_names(len(widths), options)
 
   def make(causal: bool) -> nn.Module:
-    return torch_checkpoints.make_attention(
+    return authors_damcha.make_attention(
         meta["d_model"], meta["n_heads"], widths, options, causal
     )
 
-  params = torch_checkpoints.from_torch(golden.params(), names, _template(make(True), x_BTD))
+  params = names_lib.from_arrays(golden.params(), names, abstract_params(make(True), x_BTD))
 
   def attend(params: Any, x_BTD: jax.Array, suffix: str) -> tuple[jax.Array, jax.Array]:
     causal, masks = _attention_masks(golden, suffix)
@@ -177,12 +178,12 @@ def check_transformer(golden: GoldenFile) -> None:
   """A decoder stack: output, every layer's output, with padding, the metrics and the KL term."""
   meta, options = golden.meta, golden.options
   num_layers, widths = meta["n_layers"], tuple(meta["hidden_dims"])
-  stack = torch_checkpoints.make_transformer(
+  stack = authors_damcha.make_transformer(
       meta["d_model"], meta["n_heads"], meta["d_ff"], num_layers, widths, options
   )
-  names = torch_checkpoints.transformer_names(num_layers, len(widths), options)
+  names = authors_damcha.transformer_names(num_layers, len(widths), options)
   x_BTD = golden.input("x")
-  params = torch_checkpoints.from_torch(golden.params(), names, _template(stack, x_BTD))
+  params = names_lib.from_arrays(golden.params(), names, abstract_params(stack, x_BTD))
 
   def run(params: Any, x_BTD: jax.Array, mask_BT: Optional[jax.Array] = None):
     y_BTD, state = stack.apply(
@@ -201,7 +202,7 @@ def check_transformer(golden: GoldenFile) -> None:
   inputs_NBTD = jnp.concatenate([_add_positions(x_BTD)[None], hidden_NBTD[:-1]])
   golden.compare("get_M", _metric_matrices(golden, params, inputs_NBTD))
   if "out/kl" in golden.keys:
-    golden.compare("kl", sum(_kl(*each) for each in _generators(golden, params)))
+    golden.compare("kl", sum(generator_kl(*each) for each in _generators(golden, params)))
 
 
 def _add_positions(x_BTD: jax.Array) -> jax.Array:
@@ -216,7 +217,7 @@ def _generators(golden: GoldenFile, params: Any) -> list[tuple[nn.Module, Any]]:
   share = options.pop("share_mlp", False)
   options = {name: value for name, value in options.items() if name not in ("use_M", "use_mlp")}
   options["n_layers"] = meta["n_layers"]
-  generator = torch_checkpoints.make_generator(
+  generator = authors_damcha.make_generator(
       meta["n_heads"], tuple(meta["hidden_dims"]), options
   )
   if share:

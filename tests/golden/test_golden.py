@@ -13,11 +13,12 @@ import json
 import pathlib
 
 import checkers
+import checkers_authors  # pylint: disable=unused-import
 from golden_file import GoldenFile
 import numpy as np
 import pytest
 
-from damcha_jax.interop.torch_checkpoints import CheckpointNameError
+from damcha_jax.interop.names import CheckpointNameError
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 

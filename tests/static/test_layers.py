@@ -15,6 +15,7 @@ FOLDERS = ("damcha_jax", "configs", "experiments", "tests")
 RULES = {
     "damcha_jax": ({"jax", "flax", "numpy"}, {"damcha_jax"}),
     "damcha_jax/config.py": ({"ml_collections"}, set()),
+    "damcha_jax/config_efficiency.py": (set(), {"damcha_jax.config"}),
     "damcha_jax/errors.py": (set(), set()),
     "damcha_jax/metric": ({"jax", "flax", "numpy"},
                           {"damcha_jax.metric", "damcha_jax.attention"}),
@@ -36,6 +37,9 @@ RULES = {
     "damcha_jax/analysis": ({"jax", "flax", "numpy"},
                             {"damcha_jax.metric", "damcha_jax.attention", "damcha_jax.models",
                              "damcha_jax.analysis"}),
+    "damcha_jax/interop": ({"jax", "flax", "numpy", "orbax"},
+                           {"damcha_jax.metric", "damcha_jax.attention", "damcha_jax.models",
+                            "damcha_jax.interop", "damcha_jax.config", "damcha_jax.errors"}),
     "damcha_jax/reporting.py": ({"matplotlib"}, {"damcha_jax.training"}),
     "configs": ({"ml_collections"}, {"configs"}),
     "experiments": ({"jax", "flax", "numpy", "absl", "ml_collections"},

@@ -99,7 +99,7 @@ def _block(title: str, rows: list[Row]) -> str:
     column = row["metric"]
     columns[column] = None
     cells[row["attention"], column] = _number(row["value"]) + (
-        "" if row["spread"] is None else f" ± {row['spread']:.2g}")
+        f" ± {row['spread']:.2g}" if row["spread"] else "")
     if any(other["paper"] is not None for other in rows if other["metric"] == column):
       columns["paper's " + column] = None
       cells[row["attention"], "paper's " + column] = _number(row["paper"])
@@ -125,6 +125,17 @@ def _number(value: Optional[float]) -> str:
 def plot_learning_curves(path: Path, curves: Mapping[str, Sequence[tuple[int, float]]],
                          metric: str) -> None:
   """Writes a PNG with one line of (step, value) per named curve."""
+  _plot(path, curves, "step", metric, "linear")
+
+
+def plot_log_log(path: Path, curves: Mapping[str, Sequence[tuple[float, float]]], quantity: str,
+                 metric: str) -> None:
+  """Writes a PNG with one line of (quantity, value) per named curve, both axes logarithmic."""
+  _plot(path, curves, quantity, metric, "log")
+
+
+def _plot(path: Path, curves: Mapping[str, Sequence[tuple[float, float]]], quantity: str,
+          metric: str, scale: str) -> None:
   # Only a finished experiment draws, so that importing this module stays fast.
   from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel
 
@@ -132,8 +143,7 @@ def plot_learning_curves(path: Path, curves: Mapping[str, Sequence[tuple[int, fl
   axes = figure.subplots()
   for name, points in curves.items():
     axes.plot(*zip(*points), label=name)
-  axes.set_xlabel("step")
-  axes.set_ylabel(metric.replace("_", " "))
+  axes.set(xlabel=quantity, ylabel=metric.replace("_", " "), xscale=scale, yscale=scale)
   if curves:
     axes.legend()
   with writing(path):

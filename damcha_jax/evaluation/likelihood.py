@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+import functools
 from typing import Any, Optional
 
 import jax
@@ -37,12 +38,17 @@ class Evaluator:
     self._batch_size = -(-batch_size // batch_multiple) * batch_multiple
 
   def split_sums(self, params: PyTree, source: Any,
-                 should_stop: Callable[[], bool] = lambda: False) -> Optional[Sums]:
-    """The sums over every example of `source`, or None if `should_stop()` became true."""
+                 should_stop: Callable[[], bool] = lambda: False,
+                 progress: Callable[[float], None] = lambda fraction: None) -> Optional[Sums]:
+    """The sums over every example of `source`, or None if `should_stop()` became true.
+
+    `progress` is told the fraction done before every batch.
+    """
     totals, pending = {}, None
     for start in range(0, len(source), self._batch_size):
       if should_stop():
         return None
+      progress(start / len(source))
       ahead = self._sums_fn(params, self._place(source.batch(start, self._batch_size)))
       # The previous batch is read while this one computes.
       totals = _add(totals, pending)
@@ -50,11 +56,13 @@ class Evaluator:
     return {name: float(total) for name, total in _add(totals, pending).items()}
 
   def evaluate(self, params: PyTree, sources: Mapping[str, Any],
-               should_stop: Callable[[], bool] = lambda: False) -> Optional[dict[str, Sums]]:
+               should_stop: Callable[[], bool] = lambda: False,
+               progress: Callable[[str, float], None] = lambda name, fraction: None,
+               ) -> Optional[dict[str, Sums]]:
     """Sums per source, and for names `split/part` also of the pooled `split`."""
     results = {}
     for name, source in sources.items():
-      sums = self.split_sums(params, source, should_stop)
+      sums = self.split_sums(params, source, should_stop, functools.partial(progress, name))
       if sums is None:
         return None
       pool = name.split("/")[0]

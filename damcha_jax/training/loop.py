@@ -23,7 +23,7 @@ from damcha_jax.training.signals import StopRequest
 from damcha_jax.training.step import make_train_step
 from damcha_jax.training.task import Task
 from damcha_jax.training.workdir import Workdir
-from damcha_jax.training.writer import MetricsWriter, Progress, format_duration
+from damcha_jax.training.writer import MetricsWriter, Progress, Throttled, format_duration
 
 
 def train(task: Task, config: Any, workdir: str | Path, seed: int) -> dict[str, Any]:
@@ -148,6 +148,7 @@ class _Run:
     step = make_train_step(self.task, self.optimizer, schedule, self.root, self.partitioning,
                            self.targets, self.config.optimizer.accumulation_steps)
     if self.step < self.config.num_steps:
+      self.progress.update("compiling")
       self.train_step = step.lower(self.state, batch).compile()
     spent = [record["train_seconds"] for record in self.writer.records
              if record["split"] == "train"]
@@ -195,7 +196,10 @@ class _Run:
 
   def _evaluate(self, params: Any, sources: Any, step: int) -> Optional[dict[str, Any]]:
     """Metrics by split, recorded under `step`; None if a signal came in between."""
-    sums = self.evaluator.evaluate(params, sources, lambda: self.stop.signal_name is not None)
+    progress = Throttled(lambda split, fraction: self.progress.update(
+        f"step {step}: evaluating {split} {fraction:.0%}"))
+    sums = self.evaluator.evaluate(params, sources, lambda: self.stop.signal_name is not None,
+                                   progress)
     if sums is None:
       return None
     results = {split: self.task.metrics_of(totals) for split, totals in sums.items()}
@@ -256,11 +260,11 @@ class _Run:
               **{key: float(metrics[key]) for key in ("loss", "grad_norm", "learning_rate")},
               **speed}
     self.writer.write(record)
-    utilisation = "unknown" if speed["mfu"] is None else f"{speed['mfu']:.1%}"
+    utilisation = "" if speed["mfu"] is None else f"MFU {speed['mfu']:.1%}  "
     self.progress.update(
         f"step {step}/{self.config.num_steps}  {self.task.selection_metric} "
         f"{record[self.task.selection_metric]:.4f}  {speed['tokens_per_second']:,.0f} tokens/s  "
-        f"MFU {utilisation}  left {format_duration(self.meter.seconds_left())}")
+        f"{utilisation}left {format_duration(self.meter.seconds_left())}")
 
   def _check_finite(self, step: int, metrics: Any) -> None:
     if np.isfinite(metrics["loss"]) and np.isfinite(metrics["grad_norm"]):

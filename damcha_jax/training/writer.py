@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import contextlib
 import json
 from pathlib import Path
 import sys
+import time
 from typing import Any, Optional, TextIO
 
 from damcha_jax.config import ConfigError
@@ -127,6 +129,22 @@ class Progress:
     with contextlib.suppress(OSError):
       self._stream.write(text)
       self._stream.flush()
+
+
+class Throttled:
+  """Passes a call on if the last one that was is `seconds` ago; the first counts from creation."""
+
+  def __init__(self, call: Callable[..., None], seconds: float = 5.0,
+               clock: Callable[[], float] = time.monotonic):
+    self._call = call
+    self._seconds = seconds
+    self._clock = clock
+    self._last = clock()
+
+  def __call__(self, *arguments: Any) -> None:
+    if self._clock() - self._last >= self._seconds:
+      self._last = self._clock()
+      self._call(*arguments)
 
 
 def format_duration(seconds: float) -> str:

@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
+
 from configs import mix
 from experiments import rowsum
 
 
+@pytest.mark.families
 def test_rowsum_computes_and_trains_the_same_with_fewer_parameters(tmp_path):
   config = mix.get_config("smoke")
   config.dataset = str(tmp_path / "text.txt")

@@ -53,6 +53,14 @@ def test_parts_are_pooled_by_adding_their_sums():
     assert sums["test"][key] == pytest.approx(sums["test/a"][key] + sums["test/b"][key])
 
 
+def test_progress_names_the_split_and_the_fraction_done():
+  seen = []
+  parts = {"test/a": TinySplit(8, 1), "validation": TinySplit(3, 3)}
+  Evaluator(_per_row, lambda batch: batch, 4).evaluate(
+      jnp.float32(3.0), parts, progress=lambda *what: seen.append(what))
+  assert seen == [("test/a", 0.0), ("test/a", 0.5), ("validation", 0.0)]
+
+
 def test_a_signal_abandons_the_evaluation():
   calls = []
   stop = lambda: len(calls) >= 2

@@ -98,6 +98,15 @@ def test_progress_rewrites_a_terminal_line_and_prints_plain_lines_elsewhere():
   assert terminal.getvalue() == "[run] step 10\r[run] end    \n"
 
 
+def test_what_is_throttled_passes_at_most_once_per_interval():
+  now, seen = [0.0], []
+  throttled = writer_lib.Throttled(seen.append, seconds=5.0, clock=lambda: now[0])
+  for second in range(13):
+    now[0] = second
+    throttled(second)
+  assert seen == [5, 10]
+
+
 def test_durations():
   assert [writer_lib.format_duration(s) for s in (4.6, 75, 3675)] == ["0:05", "1:15", "1:01:15"]
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from damcha_jax.attention import cache
 from damcha_jax.attention import core
 from damcha_jax.attention import masks
+from damcha_jax.metric.context import positions_in_segment
 
 Array = jax.Array
 Compose = Callable[[Array, core.Rows], Array]
@@ -79,6 +80,44 @@ class AttentionBase(nn.Module):
   causal: Optional[bool] = None
   implementation: str = "auto"
   partitioned: bool = False
+
+  @nn.compact
+  def __call__(
+      self,
+      inputs_q: Array,
+      inputs_k: Optional[Array] = None,
+      inputs_v: Optional[Array] = None,
+      *,
+      mask: Optional[Array] = None,
+      padding_mask: Optional[Array] = None,
+      query_padding_mask: Optional[Array] = None,
+      key_padding_mask: Optional[Array] = None,
+      segment_ids: Optional[Array] = None,
+      bias: Optional[Array] = None,
+      deterministic: Optional[bool] = None,
+      dropout_rng: Optional[Array] = None,
+      sow_weights: bool = False,
+  ) -> Array:
+    """Attends from `inputs_q` [B, T, D] to `inputs_k`, `inputs_v` [B, S, D], giving [B, T, D].
+
+    Raises:
+      ValueError: inputs that do not go together, or that this attention is not defined for.
+    """
+    inputs = self.prepare(
+        inputs_q, inputs_k, inputs_v, mask, padding_mask, query_padding_mask, key_padding_mask,
+        segment_ids, bias,
+    )
+    return self.compute(inputs, deterministic, dropout_rng, sow_weights)
+
+  def compute(
+      self,
+      inputs: Inputs,
+      deterministic: Optional[bool],
+      dropout_rng: Optional[Array],
+      sow_weights: bool,
+  ) -> Array:
+    """What the attention does with its checked inputs; called within `__call__`."""
+    raise NotImplementedError
 
   def prepare(
       self,
@@ -154,32 +193,83 @@ class AttentionBase(nn.Module):
         is_self,
     )
 
-  def head_features(self, features: int) -> int:
+  def head_features(self, features: int, num_heads: Optional[int] = None) -> int:
     """K = D / H."""
-    if features % self.num_heads:
+    num_heads = num_heads or self.num_heads
+    if features % num_heads:
       raise ValueError(
-          f"num_heads {self.num_heads} does not divide the attention width {features}; choose a"
+          f"num_heads {num_heads} does not divide the attention width {features}; choose a"
           " number of heads that does"
       )
-    return features // self.num_heads
+    return features // num_heads
 
-  def project(self, name: str, features: Optional[int] = None) -> nn.DenseGeneral:
-    """A projection [.., D] -> [.., H, K] with the attention's initialisers and dtypes."""
+  def positions(self, inputs: Inputs) -> Array:
+    """[B, T] (or [1, T]): how many real tokens precede each in its row or segment; cached ones too."""
+    batch_size, num_queries = inputs.query_BTD.shape[:2]
+    valid_BT = inputs.valid_query_BT
+    if valid_BT is None and inputs.segment_ids_BT is None:
+      positions_BT = jnp.arange(num_queries)[None]
+    else:
+      valid_BT = jnp.ones((batch_size, num_queries), bool) if valid_BT is None else valid_BT
+      positions_BT = positions_in_segment(valid_BT, inputs.segment_ids_BT)
+    if self._decoding():
+      positions_BT += self.get_variable("cache", "cached_valid").sum(-1, keepdims=True)
+    return positions_BT
+
+  def project(
+      self,
+      name: str,
+      num_heads: Optional[int] = None,
+      head_features: Optional[int] = None,
+      *,
+      use_bias: Optional[bool] = None,
+      kernel_init: Optional[Callable] = None,
+  ) -> Callable[[Array], Array]:
+    """A projection [.., D] -> [.., H, K] with the attention's dtypes.
+
+    Args:
+      name: of the projection.
+      num_heads: H, by default the attention's.
+      head_features: K, by default the attention's width over H.
+      use_bias: by default the attention's.
+      kernel_init: by default the attention's.
+    """
+    num_heads = num_heads or self.num_heads
 
     def dense(x: Array) -> Array:
-      width = features or self.qkv_features or x.shape[-1]
+      width = self.qkv_features or x.shape[-1]
       return nn.DenseGeneral(
-          features=(self.num_heads, self.head_features(width)),
+          features=(num_heads, head_features or self.head_features(width, num_heads)),
           dtype=self.dtype,
           param_dtype=self.param_dtype,
-          kernel_init=self.axes(self.kernel_init, "embed", "heads", "head_dim"),
+          kernel_init=self.axes(kernel_init or self.kernel_init, "embed", "heads", "head_dim"),
           bias_init=self.axes(self.bias_init, "heads", "head_dim"),
-          use_bias=self.use_bias,
+          use_bias=self.use_bias if use_bias is None else use_bias,
           precision=self.precision,
           name=name,
       )(x)
 
     return dense
+
+  def project_shared(
+      self, name: str, features: int, *, use_bias: bool, kernel_init: Callable
+  ) -> nn.Dense:
+    """A projection [.., D] -> [.., features] that all heads share."""
+    return nn.Dense(
+        features,
+        dtype=self.dtype,
+        param_dtype=self.param_dtype,
+        kernel_init=self.axes(kernel_init, "embed", "head_dim"),
+        bias_init=self.axes(self.bias_init, "head_dim"),
+        use_bias=use_bias,
+        precision=self.precision,
+        name=name,
+    )
+
+  def weight(self, name: str, init: Callable, shape: tuple[int, ...], *axes: Optional[str]) -> Array:
+    """A parameter of the attention itself, in the compute dtype."""
+    value = self.param(name, self.axes(init, *axes), shape, self.param_dtype)
+    return value if self.dtype is None else value.astype(self.dtype)
 
   def attend_and_project(
       self,
@@ -201,13 +291,20 @@ class AttentionBase(nn.Module):
     return self.project_out(output_BTHK, inputs)
 
   def remember(
-      self, key_BSHK: Array, value_BSHK: Array, inputs: Inputs, **extra: Array
+      self,
+      key_BSHK: Array,
+      value_BSHK: Array,
+      inputs: Inputs,
+      *,
+      hide_future: bool = True,
+      **extra: Array,
   ) -> Keys:
     """The keys to attend to, after appending them to the cache when decoding.
 
     Args:
       key_BSHK, value_BSHK: of this call's tokens; one head, if all heads share it.
       inputs: of this call.
+      hide_future: False if the attention itself sees to `causal`.
       **extra: what else must be known of every key, [B, S, ..] each.
     """
     if self.decode:
@@ -215,9 +312,11 @@ class AttentionBase(nn.Module):
         raise ValueError("decode=True caches self-attention; cross-attention needs no cache")
       cached = cache.append(self, key_BSHK, value_BSHK, inputs.padded_query_BT, extra)
       if cached is not None:
-        mask_BHTS = masks.combine(inputs.mask_BHTS, cached.mask_BHTS)
+        visible_BHTS = cached.mask_BHTS if hide_future else cached.valid_BS[:, None, None, :]
+        mask_BHTS = masks.combine(inputs.mask_BHTS, visible_BHTS)
         return Keys(cached.key_BSHK, cached.value_BSHK, cached.extra, mask_BHTS, False)
-    return Keys(key_BSHK, value_BSHK, extra, inputs.mask_BHTS, bool(self.causal))
+    is_causal = hide_future and bool(self.causal)
+    return Keys(key_BSHK, value_BSHK, extra, inputs.mask_BHTS, is_causal)
 
   def attend(
       self,
@@ -280,20 +379,26 @@ class AttentionBase(nn.Module):
     chunk = None if sow_weights else query_chunk
     return core.in_query_chunks(attend_rows, query_BTHK.shape[1], chunk)
 
-  def project_out(self, output_BTHK: Array, inputs: Inputs) -> Array:
+  def project_out(
+      self, output_BTHK: Array, inputs: Inputs, kernel_init: Optional[Callable] = None
+  ) -> Array:
+    """The output projection [B, T, H, K] -> [B, T, D]; `kernel_init` is used where no field says."""
     output_BTD = nn.DenseGeneral(
         features=self.out_features or inputs.query_BTD.shape[-1],
         axis=(-2, -1),
         dtype=self.dtype,
         param_dtype=self.param_dtype,
         kernel_init=self.axes(
-            self.out_kernel_init or self.kernel_init, "heads", "head_dim", "embed"
+            self.out_kernel_init or self.kernel_init or kernel_init, "heads", "head_dim", "embed"
         ),
         bias_init=self.axes(self.out_bias_init or self.bias_init, "embed"),
         use_bias=self.use_bias,
         precision=self.precision,
         name="out",
     )(output_BTHK)
+    return self.without_padded_queries(output_BTD, inputs)
+
+  def without_padded_queries(self, output_BTD: Array, inputs: Inputs) -> Array:
     if inputs.padded_query_BT is None:
       return output_BTD
     return jnp.where(inputs.padded_query_BT.astype(bool)[..., None], output_BTD, 0)

@@ -38,7 +38,7 @@ def paper(dataset: str) -> ml_collections.ConfigDict:
   config.name = dataset
   config.size = "paper"
   config.dataset = dataset  # 5.4; also the path of a text file of your own
-  config.attentions = "mha,damcha"  # Table 5's rows that are built; comma-separated
+  config.attentions = "mha,dcmha,damcha"  # Table 5's rows; comma-separated
   config.seeds = (0,)  # omitted: one run per cell is what Table 5 shows
   config.num_steps = 100_000  # 5.4
   config.batch_size = 64  # 5.4, sequences over all devices
@@ -82,6 +82,8 @@ def paper(dataset: str) -> ml_collections.ConfigDict:
       allow_future_leak=False,
   ))
 
+  _comparators(config)
+
   config.optimizer = ml_collections.ConfigDict(dict(
       learning_rate=6e-4,  # 5.4
       end_learning_rate_factor=0.1,  # omitted: cosine to a tenth, usual for GPT-2 at this rate
@@ -113,6 +115,7 @@ def paper(dataset: str) -> ml_collections.ConfigDict:
       ("metric_in", None),
       ("metric_hidden", None),
       ("metric_row", "fsdp"),
+      ("experts", "tensor"),
       ("norm", None),
   )
 
@@ -133,8 +136,54 @@ def paper(dataset: str) -> ml_collections.ConfigDict:
   return config
 
 
+def _comparators(config: ml_collections.ConfigDict) -> None:
+  """The other attentions, each as its own paper trains it; all values are omitted by the paper.
+
+  Every comparator keeps its own paper's initial values, whatever `model.initializer` says.
+  """
+  config.tha = ml_collections.ConfigDict(dict(
+      num_key_heads=config_dict.placeholder(int),  # H; Shazeer et al. 2020 vary the three numbers
+      num_softmax_heads=config_dict.placeholder(int),
+      num_value_heads=config_dict.placeholder(int),
+      query_chunk=128,  # no effect on results: bounds memory, no fused kernel applies
+  ))
+  config.dcmha = ml_collections.ConfigDict(dict(
+      static=False,  # Xiao et al. 2024: off in its language models, on in its Vision Transformer
+      dynamic=True,  # Xiao et al. 2024
+      gate=True,  # Xiao et al. 2024
+      rank=2,  # Xiao et al. 2024: R
+      gelu="tanh",  # its Flax code; the PyTorch code has 'exact'
+      qk_norm=config_dict.placeholder(str),  # off, as in the MHA it is compared with
+      rope=False,  # the model's learned positions, as in the MHA it is compared with
+      window=config_dict.placeholder(int),  # all keys, as in the MHA it is compared with
+      query_chunk=128,  # no effect on results: its code's chunk
+      use_bias=False,  # its language models; the Vision Transformer has biases
+  ))
+  config.colmha = ml_collections.ConfigDict(dict(
+      form="fairseq",  # Cordonnier et al. 2020: their code for training from scratch
+      key_features=config_dict.placeholder(int),  # Dk = D; D / 4 makes the small variant
+      mixing_init=config_dict.placeholder(str),  # the form's: Xavier-uniform
+  ))
+  config.moa = ml_collections.ConfigDict(dict(
+      num_experts=config_dict.placeholder(int),  # 2H: 16 for the 8 heads of width 64 at D = 512
+      experts_per_token=config_dict.placeholder(int),  # H, as many as MHA has heads
+      expert_features=config_dict.placeholder(int),  # D / H
+      renormalize=False,  # Zhang et al. 2022: off in their code
+      switch_coefficient=0.01,  # Zhang et al. 2022
+      z_coefficient=0.001,  # Zhang et al. 2022
+      cv_coefficient=0.0,  # Zhang et al. 2022: an option, off
+      dispatch="dense",  # no effect on results; 'sorted' saves FLOPs on TPU
+  ))
+  # Omitted by Cui et al. 2019 as far as we could read: the window of the DAMCHA authors' MMA.
+  config.mma = ml_collections.ConfigDict(dict(local_window=8))
+  config.authors = ml_collections.ConfigDict(dict(
+      allow_future_leak=False,  # their first commit leaked; a causal model must not
+  ))
+
+
 def shrink_to_cpu(config: ml_collections.ConfigDict) -> None:
-  """Minutes on two cores: enough for both attentions to beat `gzip -9` on the sample text."""
+  """Minutes on two cores: enough for either attention to beat `gzip -9` on the sample text."""
+  config.attentions = "mha,damcha"  # the others take as long again, each
   config.num_steps = 2_500
   config.batch_size = 16
   config.context_length = 64
@@ -155,7 +204,7 @@ def shrink_to_smoke(config: ml_collections.ConfigDict) -> None:
   shrink_to_cpu(config)
   config.num_steps = 30
   config.batch_size = 8
-  config.model.update(num_layers=2, num_heads=2, features=16, mlp_features=64)
+  config.model.update(num_layers=2, num_heads=4, features=16, mlp_features=64)
   config.damcha.update(widths=(8,) * 8)
   config.optimizer.update(learning_rate=1e-2, warmup_steps=3)
   config.evaluation.update(every_steps=10)

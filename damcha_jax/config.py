@@ -22,7 +22,13 @@ import ml_collections
 _FRACTIONS = ("model.dropout_rate", "model.attention_dropout_rate", "optimizer.b1", "optimizer.b2")
 _NOT_NEGATIVE = ("optimizer.learning_rate", "optimizer.end_learning_rate_factor", "optimizer.eps",
                  "optimizer.weight_decay", "optimizer.clip_norm", "checkpoint.keep_best",
-                 "sampling.temperature", "sampling.top_k")
+                 "sampling.temperature", "sampling.top_k", "mma.local_window",
+                 "moa.switch_coefficient", "moa.z_coefficient", "moa.cv_coefficient")
+_POSITIVE_OR_NONE = ("tha.num_key_heads", "tha.num_softmax_heads", "tha.num_value_heads",
+                     "tha.query_chunk", "dcmha.window", "dcmha.query_chunk", "colmha.key_features",
+                     "moa.num_experts", "moa.experts_per_token", "moa.expert_features")
+# The attentions that a fused scaled-dot-product kernel can compute.
+_FUSED = ("mha", "damcha", "moa", "mma")
 
 
 class ConfigError(ValueError):
@@ -89,6 +95,69 @@ class DamchaConfig:
   block_ablation_train: Literal["full", "diagonal", "off_diagonal"]
   block_ablation_eval: Literal["full", "diagonal", "off_diagonal"]
   allow_future_leak: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class ThaConfig:
+  """Talking-heads attention; None stands for model.num_heads."""
+
+  num_key_heads: Optional[int]
+  num_softmax_heads: Optional[int]
+  num_value_heads: Optional[int]
+  query_chunk: Optional[int]  # queries whose scores are in memory at a time; None: all
+
+
+@dataclasses.dataclass(frozen=True)
+class DcmhaConfig:
+  """Dynamically composable multi-head attention."""
+
+  static: bool  # parts of the composition
+  dynamic: bool
+  gate: bool
+  rank: int
+  gelu: Literal["tanh", "exact"]
+  qk_norm: Optional[Literal["rms", "layer"]]
+  rope: bool
+  window: Optional[int]  # keys that a query sees, its own included; None: all
+  query_chunk: Optional[int]
+  use_bias: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class ColmhaConfig:
+  """Collaborative multi-head attention."""
+
+  form: Literal["fairseq", "epfml"]
+  key_features: Optional[int]  # Dk; None: model.features
+  mixing_init: Optional[Literal["xavier_uniform", "normal", "blocks"]]  # None: the form's
+
+
+@dataclasses.dataclass(frozen=True)
+class MoaConfig:
+  """Mixture of attention heads."""
+
+  num_experts: Optional[int]  # E; None: twice model.num_heads
+  experts_per_token: Optional[int]  # k; None: model.num_heads
+  expert_features: Optional[int]  # width of a head; None: model.features / model.num_heads
+  renormalize: bool
+  switch_coefficient: float  # of the auxiliary losses; 0 leaves one out
+  z_coefficient: float
+  cv_coefficient: float
+  dispatch: Literal["dense", "sorted"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MmaConfig:
+  """Mixed multi-head attention."""
+
+  local_window: int  # how far a local head sees
+
+
+@dataclasses.dataclass(frozen=True)
+class AuthorsConfig:
+  """The comparators as the DAMCHA authors' repository has them (`authors_*`)."""
+
+  allow_future_leak: bool  # authors_mma: let its future heads see the future
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +237,12 @@ class LanguageModelConfig:
   context_length: int
   model: ModelConfig
   damcha: DamchaConfig
+  tha: ThaConfig
+  dcmha: DcmhaConfig
+  colmha: ColmhaConfig
+  moa: MoaConfig
+  mma: MmaConfig
+  authors: AuthorsConfig
   optimizer: OptimizerConfig
   data: DataConfig
   mesh: MeshConfig
@@ -254,7 +329,8 @@ def _check_language_model(config: LanguageModelConfig) -> None:
   """Checks what would otherwise fail deep in the model; the rest is checked where it is used."""
   model, damcha = config.model, config.damcha
   for name in ("context_length", "model.num_layers", "model.num_heads", "model.features",
-               "model.mlp_features", "model.vocab_size", "damcha.stride", "sampling.num_tokens"):
+               "model.mlp_features", "model.vocab_size", "damcha.stride", "dcmha.rank",
+               "sampling.num_tokens"):
     _require(operator.attrgetter(name)(config) > 0, f"config key '{name}' must be positive")
   for name, values in (("attentions", config.attention_names), ("seeds", config.seeds)):
     _require(len(set(values)) == len(values) > 0,
@@ -272,6 +348,9 @@ def _check_language_model(config: LanguageModelConfig) -> None:
   for name in _FRACTIONS:
     value = operator.attrgetter(name)(config)
     _require(0 <= value < 1, f"{name}={value} must be at least 0 and below 1")
+  for name in _POSITIVE_OR_NONE:
+    value = operator.attrgetter(name)(config)
+    _require(value is None or value > 0, f"{name}={value} must be positive, or None")
   for name in _NOT_NEGATIVE:
     value = operator.attrgetter(name)(config)
     _require(0 <= value < math.inf, f"{name}={value} must be at least 0 and finite")
@@ -279,6 +358,9 @@ def _check_language_model(config: LanguageModelConfig) -> None:
   _require(not fused or model.attention_dropout_rate == 0,
            "model.attention_dropout_rate needs the weights that a fused kernel never forms; use 0, "
            "or model.attention_implementation='plain'")
+  for name in config.attention_names if fused else ():
+    _require(name in _FUSED, f"attention '{name}' mixes or widens what fused kernels compute; use "
+             "model.attention_implementation='plain' (or 'auto')")
   _check_form(damcha, fused and "damcha" in config.attention_names)
   _require(damcha.context != "sequence" or damcha.allow_future_leak,
            "damcha.context='sequence' lets a causal decoder see the future; use 'prefix', or set "

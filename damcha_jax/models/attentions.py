@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, Callable, NamedTuple
 
@@ -40,7 +41,8 @@ def attention_factory(
   """The attentions of one model.
 
   Args:
-    sections: a config with the attentions' sections `damcha`, `tha`, ...
+    sections: a config with the attentions' sections `damcha`, `tha`, `dcmha`, `colmha`, `moa`,
+      `mma` and `authors`.
     name: a key of `ATTENTIONS`.
     model: the config's section with the fields num_layers, num_heads, features, initializer, dtype,
       param_dtype, attention_dropout_rate and attention_implementation.
@@ -74,8 +76,15 @@ def attention_factory(
       partitioned=True,
       decode=decode,
   )
-  initializers = make_initializers(model.initializer, model.num_layers)
-  common.update(kernel_init=initializers.kernel, out_kernel_init=initializers.residual_kernel)
+  comparators = dict(tha=sections.tha, dcmha=sections.dcmha, colmha=sections.colmha,
+                     moa=sections.moa, mma=sections.mma)
+  if name in comparators:  # which keep their own papers' initial values
+    common.update(dataclasses.asdict(comparators[name]))
+  else:
+    initializers = make_initializers(model.initializer, model.num_layers)
+    common.update(kernel_init=initializers.kernel, out_kernel_init=initializers.residual_kernel)
+  if name == "authors_mma":
+    common.update(allow_future_leak=sections.authors.allow_future_leak)
   try:
     if name == "damcha":
       factory = _damcha(sections.damcha, model, common, evaluation)

@@ -79,6 +79,20 @@ def test_small_sizes_run_on_what_ships():
     assert {_config(name, size).dataset for size in ("cpu", "smoke")} == {sample}
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_accelerator_sizes_train_table_5s_rows(name):
+  attentions = {size: _config(name, size).attentions for size in gpt2.SIZES}
+  assert attentions == {"paper": "mha,dcmha,damcha", "wide": "mha,dcmha,damcha",
+                        "cpu": "mha,damcha", "smoke": "mha,damcha"}
+
+
+def test_no_two_options_of_a_comparator_are_one():
+  config = _config("mix", "paper")
+  config.unlock()
+  config.tha.num_key_heads = 24
+  assert config.tha.num_softmax_heads is config.tha.num_value_heads is None
+
+
 def test_smoke_logs_ten_steps_and_three_validations():
   config = freeze(_config("mix", "smoke"))
   assert config.num_steps // config.logging.every_steps >= 10
@@ -120,6 +134,11 @@ def test_unknown_size_is_named_with_the_choices(name):
      "which fused kernels do not take; use model.attention_implementation='plain'"),
     ({"model": {"attention_implementation": "xla", "attention_dropout_rate": 0.1}},
      "the weights that a fused kernel never forms"),
+    ({"attentions": "mha,dcmha", "model": {"attention_implementation": "xla"}},
+     "attention 'dcmha' mixes or widens what fused kernels compute; use model.attention_implem"),
+    ({"moa": {"num_experts": 0}}, "moa.num_experts=0 must be positive, or None"),
+    ({"moa": {"z_coefficient": -0.1}}, "moa.z_coefficient=-0.1 must be at least 0"),
+    ({"dcmha": {"qk_norm": "batch"}}, "'dcmha.qk_norm' must be one of 'rms', 'layer', not 'batch'"),
     ({"optimizer": {"learning_rate": -1.0}}, "optimizer.learning_rate=-1.0 must be at least 0"),
     ({"optimizer": {"eps": float("nan")}}, "optimizer.eps=nan must be at least 0 and finite"),
     ({"optimizer": {"b2": 1.5}}, "optimizer.b2=1.5 must be at least 0 and below 1"),

@@ -1,7 +1,7 @@
 """Runs on eight forced CPU devices and writes FOLDER/report.json.
 
-`python eight_devices.py FOLDER MESHES` trains the scanned stack on every mesh, the unrolled one on
-MESHES (comma-separated), and evaluates and restores on several device counts.
+`python eight_devices.py FOLDER SCANNED UNROLLED` trains the scanned and the unrolled stack on these
+meshes (comma-separated), and evaluates and restores on several device counts.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ def make_config(corpus, scan_layers):
       optimizer=dataclasses.replace(config.optimizer, accumulation_steps=1))
 
 
-def main(folder: Path, unrolled_meshes: list[str]) -> None:
+def main(folder: Path, scanned: list[str], unrolled: list[str]) -> None:
   corpus = lm_run.write_corpus(folder / "corpus.txt")
   report = {"losses": {}, "initial_difference": {}, "fraction": {}, "evaluations": {}}
-  for scan_layers in (False, True):
+  for scan_layers, meshes in ((False, unrolled), (True, scanned)):
     config = make_config(corpus, scan_layers)
     initial = None
-    for name in MESHES if scan_layers else unrolled_meshes:
+    for name in meshes:
       shape = MESHES[name]
       setup = Setup(config, shape)
       if name in ("1x1x1", "2x2x2"):
@@ -110,7 +110,7 @@ def main(folder: Path, unrolled_meshes: list[str]) -> None:
         state = jax.device_put(initial, setup.shardings)
       losses, state = setup.train(state)
       report["losses"][f"{name} {scan_layers}"] = losses
-  # The last state is that of 2x2x2, scanned.
+  # The last state is that of 2x2x2, scanned: the last of MESHES.
   for batch_size in (1, 7, 64):
     report["evaluations"][f"8 devices, {batch_size}"] = setup.evaluate(state.params, batch_size)
   one = Setup(config, (1, 1, 1))
@@ -136,4 +136,4 @@ def main(folder: Path, unrolled_meshes: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  main(Path(sys.argv[1]), sys.argv[2].split(","))
+  main(Path(sys.argv[1]), *(names.split(",") for names in sys.argv[2:]))

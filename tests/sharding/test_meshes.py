@@ -17,7 +17,7 @@ import eight_devices
 from tiny_task import RULES, assert_trees_equal, run_script
 
 
-QUICK = ("1x1x1", "1x4x2", "2x2x2")
+QUICK = ("1x1x1", "2x2x2")
 
 
 def _run(path, scanned, unrolled):
@@ -47,7 +47,7 @@ def _check_losses(losses, scan_layers, meshes):
     np.testing.assert_allclose(losses[f"{mesh} {scan_layers}"], one, rtol=1e-5, err_msg=mesh)
 
 
-def test_twenty_steps_agree_on_meshes_of_every_axis(report):
+def test_twenty_steps_agree_on_a_mesh_of_every_axis(report):
   _check_losses(report["losses"], True, QUICK)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import functools
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 
 class Size(NamedTuple):
@@ -88,32 +88,42 @@ def dcmha(size: Size, use_bias: bool = False, static: bool = False) -> Form:
 
 
 def colmha(
-    size: Size, key_features: int, use_bias: bool = False, content_bias: bool = False
+    size: Size,
+    key_features: Optional[int] = None,
+    use_bias: bool = True,
+    content_bias: bool = False,
 ) -> Form:
-  """2 D Dk + H Dk + 2 D^2 parameters; 4 T D Dk + 2 T^2 H Dk + 2 T^2 D + 4 T D^2.
+  """2 D Dk + H Dk + 2 D^2 parameters; 4 T D Dk + 2 T^2 H Dk + 2 T^2 D + 4 T D^2, Dk = D by default.
 
-  The content bias adds D H parameters and 2 T D H; biases 2 D, and 2 Dk where keys have them too.
+  The content bias adds D H parameters and 2 T D H, and takes the place of those of keys and
+  queries; biases are 2 D, and these 2 Dk.
   """
   T, D, H = size
-  shared = 2 * D * key_features + H * key_features
-  key_biases = 2 * key_features * use_bias * (not content_bias)
-  return Form(
-      shared + 2 * D**2 + 2 * D * use_bias + key_biases + D * H * content_bias,
-      4 * T * D * key_features + 2 * T**2 * H * key_features + 2 * T**2 * D + 4 * T * D**2
-      + 2 * T * D * H * content_bias,
-  )
+  Dk = key_features or D
+  key_biases = 0 if content_bias else 2 * Dk
+  shared = Form(2 * D * Dk + H * Dk, 4 * T * D * Dk + 2 * T**2 * H * Dk)
+  values = Form(2 * D**2 + (2 * D + key_biases) * use_bias, 4 * T * D**2 + 2 * T**2 * D)
+  return shared + values + Form(D * H * content_bias, 2 * T * D * H * content_bias)
 
 
-def moa(size: Size, num_experts: int, num_chosen: int, head_features: int) -> Form:
+def moa(
+    size: Size,
+    num_experts: Optional[int] = None,
+    num_chosen: Optional[int] = None,
+    head_features: Optional[int] = None,
+    dense: bool = False,
+) -> Form:
   """D E + 2 E D d + 2 D d parameters; 2 T D E + 4 T D d k + 4 T D d + 4 T^2 k d.
 
-  E experts, k of them chosen per token, each d wide; one key and one value for all.
+  E = 2H experts, k = H of them chosen per token, each d = K wide; one key and one value for all. A
+  `dense` dispatch projects with all E experts.
   """
-  T, D, _ = size
-  E, k, d = num_experts, num_chosen, head_features
+  T, D, H = size
+  E, k, d = num_experts or 2 * H, num_chosen or H, head_features or D // H
+  projected = E if dense else k
   return Form(
       D * E + 2 * E * D * d + 2 * D * d,
-      2 * T * D * E + 4 * T * D * d * k + 4 * T * D * d + 4 * T**2 * k * d,
+      2 * T * D * E + 4 * T * D * d * projected + 4 * T * D * d + 4 * T**2 * k * d,
   )
 
 
@@ -126,30 +136,30 @@ def authors_dcmha(size: Size, use_bias: bool = True) -> Form:
 
 
 def authors_colmha(size: Size, use_bias: bool = True) -> Form:
-  """Two H x H matrices that mix whole heads of queries and keys: mha + 4 T D H."""
+  """Two H x H matrices that mix heads of queries and keys, which have no biases: mha + 4 T D H."""
   T, D, H = size
-  return mha(size, use_bias) + Form(2 * H**2, 4 * T * D * H)
+  return mha(size) + Form(2 * D * use_bias + 2 * H**2, 4 * T * D * H)
 
 
 def authors_moa(size: Size, use_bias: bool = True) -> Form:
-  """2H experts computed densely: 14 T D^2 + 8 T^2 D + 4 T D H."""
+  """2H experts without biases computed densely: 14 T D^2 + 8 T^2 D + 4 T D H."""
   T, D, H = size
   return Form(
-      7 * D**2 + 7 * D * use_bias + 2 * D * H + 2 * H * use_bias,
+      7 * D**2 + 2 * D * H + (D + 2 * H) * use_bias,
       14 * T * D**2 + 8 * T**2 * D + 4 * T * D * H,
   )
 
 
-# What each name of `ATTENTIONS` costs with the values of BASELINES' definitions at 2H experts of
-# width K and a shared key as wide as the model.
+# What each name of `ATTENTIONS` costs with the defaults of its module; `damcha` without its
+# generator.
 FORMS: dict[str, Callable[..., Form]] = {
-    "mha": mha,
-    "damcha": damcha,
+    "mha": functools.partial(mha, use_bias=True),
+    "damcha": functools.partial(damcha, use_bias=True),
     "tha": tha,
     "dcmha": dcmha,
     "colmha": colmha,
-    "moa": moa,
-    "mma": mha,
+    "moa": functools.partial(moa, dense=True),
+    "mma": functools.partial(mha, use_bias=True),
     "authors_tha": functools.partial(tha, use_bias=True),
     "authors_dcmha": authors_dcmha,
     "authors_colmha": authors_colmha,

@@ -44,7 +44,7 @@ class Operations(NamedTuple):
 
 
 class Costs(NamedTuple):
-  """Parameters and operations of one call of a model, by module path such as 'layer_0/attention'."""
+  """Parameters and operations of a call of a model, by module path as in 'layer_0/attention'."""
 
   params: dict[str, int]
   operations: dict[str, Operations]
@@ -58,20 +58,21 @@ class Costs(NamedTuple):
     return sum(self.operations.values(), Operations(0, 0))
 
 
-def model_costs(model: nn.Module, *inputs: Any, **options: Any) -> Costs:
-  """Costs of `model(*inputs, **options)`; nothing is computed, so `inputs` may be shapes alone.
+def model_costs(model: nn.Module, *inputs: Any, params: Any = None) -> Costs:
+  """Costs of `model(*inputs)`; nothing is computed, so `inputs` may be shapes alone.
 
-  Module paths start below the model itself, '' being what it does in its own name.
+  Module paths start below the model itself, '' being what it does in its own name. `params` are the
+  model's parameters or their shapes, if at hand.
   """
-  params = param_shapes(model, *inputs, **options)
-  apply = lambda params, *inputs: model.apply({"params": params}, *inputs, **options)
+  params = param_shapes(model, *inputs) if params is None else params
+  apply = lambda params, *inputs: model.apply({"params": params}, *inputs)
   jaxpr = jax.make_jaxpr(apply)(params, *inputs).jaxpr
   return Costs(params_by_module(params), operations_by_module(jaxpr))
 
 
-def param_shapes(model: nn.Module, *inputs: Any, **options: Any) -> Any:
+def param_shapes(model: nn.Module, *inputs: Any) -> Any:
   """The model's parameters as shapes, without logical axis names."""
-  init = lambda *inputs: model.init(jax.random.key(0), *inputs, **options)
+  init = lambda *inputs: model.init(jax.random.key(0), *inputs)
   return nn.unbox(jax.eval_shape(init, *inputs)).get("params", {})
 
 
@@ -126,8 +127,11 @@ def _operations(equation: Any) -> Operations | None:
   name = equation.primitive.name
   inputs = [var.aval.shape for var in equation.invars if hasattr(var.aval, "shape")]
   outputs = [var.aval for var in equation.outvars]
-  if name == "dot_general":
-    (contracted, _), _ = equation.params["dimension_numbers"]
+  if name in ("dot_general", "ragged_dot_general"):
+    if name == "dot_general":
+      (contracted, _), _ = equation.params["dimension_numbers"]
+    else:  # every row meets the matrix of its own group
+      (contracted, _), _ = equation.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
     depth = math.prod(inputs[0][axis] for axis in contracted)
     return Operations(2 * depth * outputs[0].size, 0)
   if name == "conv_general_dilated":
@@ -164,9 +168,8 @@ def _module_path(name_stack: str) -> str:
   return "/".join(names[1:])
 
 
-def compiled_memory(function: Callable[..., Any], *inputs: Any) -> int:
-  """Peak bytes of the compiled program: arguments, results and temporaries. Inputs may be shapes."""
-  compiled = jax.jit(function).lower(*inputs).compile()
+def peak_bytes(compiled: Any) -> int:
+  """Bytes that a compiled program needs at once: arguments, results and temporaries."""
   stats = compiled.memory_analysis()
   return (stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
           - stats.alias_size_in_bytes)

@@ -101,6 +101,76 @@ def test_a_stack_is_its_layers_and_their_feed_forward_parts():
   assert (costs.num_params, costs.total.matmul) == expected
 
 
+def _costs(attention: str, size: Size, **fields: Any) -> complexity.Costs:
+  return complexity.model_costs(
+      ATTENTIONS[attention](num_heads=size.num_heads, **fields), _shape(1, *size[:2]))
+
+
+def _assert_is(costs: complexity.Costs, form: closed_forms.Form) -> None:
+  assert (costs.num_params, costs.total.matmul) == form
+
+
+@pytest.mark.parametrize("attention", sorted(ATTENTIONS))
+def test_counts_are_the_closed_form(attention):
+  size = Size(length=6, features=24, num_heads=4)
+  fields, form = {}, closed_forms.FORMS[attention](size)
+  if attention == "damcha":
+    fields = dict(generator=MetricGenerator(4, (5, 7)), stride=2)
+    form += closed_forms.generator(size, (5, 7), "rowsum", num_contexts=3)
+  _assert_is(_costs(attention, size, **fields), form)
+
+
+@pytest.mark.parametrize("attention, fields, options", [
+    ("mha", dict(use_bias=False), dict(use_bias=False)),
+    ("tha", dict(query_chunk=2), dict()),
+    ("dcmha", dict(static=True, query_chunk=4), dict(static=True)),
+    ("colmha", dict(form="epfml", key_features=8), dict(key_features=8, content_bias=True)),
+    ("colmha", dict(key_features=8), dict(key_features=8)),
+    ("moa", dict(dispatch="sorted"), dict(dense=False)),
+    ("moa", dict(num_experts=5, experts_per_token=3, expert_features=10),
+     dict(num_experts=5, num_chosen=3, head_features=10)),
+])
+def test_counts_follow_the_options(attention, fields, options):
+  size = Size(length=6, features=24, num_heads=4)
+  _assert_is(_costs(attention, size, **fields), closed_forms.FORMS[attention](size, **options))
+
+
+# At D = 512 and H = 8, from the definitions of the originals.
+PARAMETERS = [
+    ("mha", dict(use_bias=False), 4 * 512**2),
+    ("tha", dict(), 1_048_704),
+    ("dcmha", dict(), 1_134_592),
+    ("dcmha", dict(static=True), 1_134_592 + 128),
+    ("dcmha", dict(static=True, qk_norm="layer"), 1_134_592 + 128 + 128),
+    ("colmha", dict(form="epfml", key_features=512), 1_057_792),
+    ("colmha", dict(form="epfml", key_features=128), 661_504),
+    ("moa", dict(num_experts=16, experts_per_token=8, expert_features=64), 1_122_304),
+    ("mma", dict(), 4 * 512**2 + 4 * 512),
+]
+
+
+@pytest.mark.parametrize("attention, fields, expected", PARAMETERS)
+def test_published_parameter_counts(attention, fields, expected):
+  model = ATTENTIONS[attention](num_heads=8, **fields)
+  params = complexity.param_shapes(model, _shape(1, 4, 512))
+  assert sum(complexity.params_by_module(params).values()) == expected
+
+
+def test_moa_costs_less_than_mha_where_its_paper_says():
+  size = Size(length=1024, features=512, num_heads=8)
+  ratio = closed_forms.moa(size).flops / closed_forms.mha(size).flops
+  assert round(ratio, 2) == 0.79
+
+
+def test_dcmha_gates_are_elementwise():
+  size = Size(length=64, features=8, num_heads=4)
+  operations = lambda **fields: _costs("dcmha", size, **fields).total
+  gates = operations().elementwise - operations(gate=False).elementwise
+  in_scores = 8 * size.num_heads * size.length**2
+  per_token = 4 * size.num_heads * size.length  # tanh
+  assert gates == in_scores + per_token
+
+
 class _Wasteful(nn.Module):
   """A model with a product that no formula knows of."""
 
@@ -123,8 +193,8 @@ def test_compiled_memory_holds_arguments_results_and_scores():
   model = ATTENTIONS["mha"](num_heads=2)
   x_BTD = _shape(1, num_tokens, features)
   params = complexity.param_shapes(model, x_BTD)
-  peak = complexity.compiled_memory(
-      lambda params, x_BTD: model.apply({"params": params}, x_BTD), params, x_BTD)
+  apply = jax.jit(lambda params, x_BTD: model.apply({"params": params}, x_BTD))
+  peak = complexity.peak_bytes(apply.lower(params, x_BTD).compile())
   scores = 2 * num_tokens**2 * 4
   assert scores < peak < 6 * scores
 

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from damcha_jax.config import freeze
+from damcha_jax.config import freeze, LanguageModelConfig
+from damcha_jax.config_efficiency import EfficiencyConfig
 from experiments import common
 from experiments import sample
 
@@ -67,7 +68,7 @@ def test_documented_command_parses(command, monkeypatch):
   else:
     assert (ROOT / (arguments[1].replace(".", "/") + ".py")).is_file()
     config, _ = common.parse(arguments[1:])
-    freeze(config)
+    freeze(config, EfficiencyConfig if config.experiment == "efficiency" else LanguageModelConfig)
 
 
 def test_readme_code_runs():

@@ -8,6 +8,7 @@ import subprocess
 import typing
 
 from damcha_jax import config as config_lib
+from damcha_jax.config_efficiency import EfficiencyConfig
 from damcha_jax.training import sharding
 
 ROOT = Path(__file__).parents[2]
@@ -61,8 +62,9 @@ def _fields(cls: type) -> set[str]:
   for field in dataclasses.fields(cls):
     hint = typing.get_type_hints(cls)[field.name]
     names.add(field.name)
-    if dataclasses.is_dataclass(hint):
-      names |= _fields(hint)
+    for part in (hint, *typing.get_args(hint)):  # of a tuple of sections, say
+      if dataclasses.is_dataclass(part):
+        names |= _fields(part)
   return names
 
 
@@ -70,10 +72,11 @@ def test_every_config_key_is_read():
   read = set()
   for folder in ("damcha_jax", "experiments"):
     for path in (ROOT / folder).rglob("*.py"):
-      if path.name != "config.py":
+      if not path.name.startswith("config"):
         read |= {node.attr for node in ast.walk(ast.parse(_text(path)))
                  if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
   if "attention_names" in read:  # a property that reads it
     read.add("attentions")
   read |= set(sharding.AXES)  # `mesh`'s keys are read by these names
   assert _fields(config_lib.LanguageModelConfig) - read == set()
+  assert _fields(EfficiencyConfig) - read == set()

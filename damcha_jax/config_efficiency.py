@@ -1,0 +1,113 @@
+"""Typed configuration of the efficiency experiment (paper Section 5.2, Table 7, Appendix D.4)."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Literal, Optional
+
+from damcha_jax.config import (AuthorsConfig, ColmhaConfig, ConfigError, DamchaConfig, DcmhaConfig,
+                               MmaConfig, MoaConfig, OptimizerConfig, ThaConfig)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShapeConfig:
+  """A stack of layers, without embedding or head, whose costs are counted and may be measured."""
+
+  dataset: str  # of its rows, as is `variant`; the inputs are synthetic
+  variant: Optional[str]
+  batch_size: int
+  context_length: int
+  causal: bool
+  num_layers: int
+  num_heads: int
+  features: int
+  mlp_features: int
+  first_commit: bool  # DAMCHA as the authors' first public commit had it, which Table 2 counted
+  damcha_context: Literal["prefix", "sequence", "learned"]
+  damcha_stride: int
+  damcha_widths: tuple[int, ...]
+  measured: Literal["nothing", "memory", "forward", "train_step"]
+  initializer: Literal["gpt2", "lecun"]
+  attention_dropout_rate: float
+  attention_implementation: Literal["auto", "plain", "xla", "cudnn"]
+  dtype: Literal["float32", "bfloat16"]
+  param_dtype: Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalingConfig:
+  """Sizes of a shape, each of which is varied while the others stay."""
+
+  shape: ShapeConfig
+  context_lengths: tuple[int, ...]
+  features: tuple[int, ...]
+  num_heads: tuple[int, ...]
+  num_layers: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class EfficiencyConfig:
+  """What is counted and measured, of which attentions."""
+
+  experiment: str
+  name: str  # of the config file
+  size: str
+  attentions: str  # comma-separated
+  seeds: tuple[int, ...]  # of weights and inputs; each is timed anew
+  num_rounds: int  # of interleaved timing
+  shapes: tuple[ShapeConfig, ...]
+  scaling: Optional[ScalingConfig]
+  damcha: DamchaConfig  # but for what a shape says
+  tha: ThaConfig
+  dcmha: DcmhaConfig
+  colmha: ColmhaConfig
+  moa: MoaConfig
+  mma: MmaConfig
+  authors: AuthorsConfig
+  optimizer: OptimizerConfig  # of the train step
+
+  def __post_init__(self):
+    for name, values in (("attentions", self.attention_names), ("seeds", self.seeds)):
+      if not 0 < len(values) == len(set(values)):
+        raise ConfigError(f"config key '{name}' must name at least one entry and none twice, not "
+                          f"{values}")
+    if self.num_rounds < 1:
+      raise ConfigError(f"config key 'num_rounds' must be positive, not {self.num_rounds}")
+    names = [(shape.dataset, shape.variant) for shape in self.shapes]
+    if len(set(names)) < len(names):
+      raise ConfigError("two entries of config key 'shapes' have the same dataset and variant; "
+                        "rename one")
+    for shape in self.shapes:
+      _check_shape(shape, "shapes")
+    if self.scaling is not None:
+      _check_shape(self.scaling.shape, "scaling.shape")
+      _check_scaling(self.scaling)
+
+  @property
+  def attention_names(self) -> tuple[str, ...]:
+    return tuple(self.attentions.split(","))
+
+
+def _check_shape(shape: ShapeConfig, key: str) -> None:
+  for name in ("batch_size", "context_length", "num_layers", "num_heads", "features",
+               "mlp_features", "damcha_stride"):
+    if getattr(shape, name) < 1:
+      raise ConfigError(f"config key '{key}' has {name}={getattr(shape, name)}; it must be "
+                        "positive")
+  if shape.features % shape.num_heads:
+    raise ConfigError(f"config key '{key}' has num_heads={shape.num_heads}, which does not divide "
+                      f"features={shape.features}; choose a number of heads that does")
+
+
+def _check_scaling(scaling: ScalingConfig) -> None:
+  for name in ("context_lengths", "features", "num_heads", "num_layers"):
+    values = getattr(scaling, name)
+    if len(values) < 2 or min(values) < 1:
+      raise ConfigError(f"config key 'scaling.{name}' must hold at least two positive sizes, not "
+                        f"{values}")
+  pairs = itertools.product((*scaling.features, scaling.shape.features),
+                            (*scaling.num_heads, scaling.shape.num_heads))
+  if any(features % heads for features, heads in pairs):
+    raise ConfigError(f"config key 'scaling.num_heads' {scaling.num_heads} must divide every one "
+                      f"of scaling.features {scaling.features}")

@@ -1,0 +1,106 @@
+"""What each attention costs: Section 5.2 (Table 2), Table 7 and Appendix D.4.
+
+  python -m experiments.efficiency --config=configs/table2.py
+  python -m experiments.efficiency --config=configs/costs.py
+
+GFLOPs and parameters are counted in the modules that are built; peak memory is the compiled
+program's; times are measured here, all attentions in turn. The paper's figures stand beside ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Optional
+
+from ml_collections import ConfigDict
+
+from damcha_jax import reporting
+from damcha_jax.config import ConfigError, freeze
+from damcha_jax.config_efficiency import EfficiencyConfig
+from damcha_jax.reporting import Measurement
+from damcha_jax.training.workdir import Workdir
+from experiments import common
+from experiments import scaling
+from experiments.contender import Contender, measure
+
+# The paper's names of what Table 2 compares, and of its columns.
+TABLE2_METHODS = {"authors_tha": "THA", "authors_dcmha": "DCMHA", "authors_colmha": "ColMHA",
+                  "authors_mma": "MMA", "authors_moa": "MoA", "damcha": "DAMCHA"}
+TABLE2_DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "common_gen": "CommonGen",
+                   "wmt14": "WMT"}
+TABLE2_METRICS = {"gflops": "gflops", "peak_memory": "memory", "latency": "latency_ms"}
+
+Finding = tuple[Measurement, Optional[float]]  # beside the paper's figure
+
+
+def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]:
+  """Counts and measures, and writes `summary.json` and `figures/` into `workdir`.
+
+  What is measured at one shape is kept in `<workdir>/<dataset>-<variant>/result.json`, so that an
+  interrupted run goes on with the next shape.
+  """
+  config = freeze(config, EfficiencyConfig)
+  contenders = [[Contender(config, shape, attention) for attention in config.attention_names]
+                for shape in config.shapes]
+  if any(shape.measured == "train_step" for shape in config.shapes) and (
+      "mha" not in config.attention_names):
+    raise ConfigError("step times are relative to mha; add it to config key 'attentions'")
+  common.claim(Workdir(workdir), config)
+  table2 = json.loads(common.PAPER.read_text(encoding="utf-8"))["table2"]
+  findings = []
+  for shape, stacks in zip(config.shapes, contenders, strict=True):
+    findings += _kept(workdir / "-".join(filter(None, (shape.dataset, shape.variant))), config,
+                      lambda: [(one, _figure(table2, one)) for one in measure(config, stacks)])
+  if config.scaling is not None:
+    findings += _kept(workdir / "scaling", config, lambda: list(scaling.measure(config)))
+  rows = _rows(findings)
+  if common.is_primary():
+    if config.scaling is not None:
+      scaling.plot(rows, workdir / "figures")
+    reporting.write_summary(workdir / "summary.json", config.experiment,
+                            f"{config.name}:{config.size}", rows)
+    # What was measured along an axis is in the figures.
+    print(reporting.format_table([row for row in rows if not scaling.is_point(row)]))
+    print(f"\nResults are in {workdir}")
+  return rows
+
+
+def _kept(directory: Path, config: EfficiencyConfig,
+          find: Callable[[], list[Finding]]) -> list[Finding]:
+  """The findings in `directory`'s `result.json`, or new ones if it has none for these attentions.
+
+  Times mean something beside those of the same rounds only, so an added attention or seed measures
+  all anew.
+  """
+  workdir = Workdir(directory)
+  wanted = {"attentions": config.attentions, "seeds": list(config.seeds)}
+  with workdir.locked():
+    result = workdir.read_json("result.json")
+    if result is None or {key: result.get(key) for key in wanted} != wanted:
+      findings = [(dataclasses.asdict(one), paper) for one, paper in find()]
+      result = {**wanted, "findings": findings}
+      workdir.write_json("result.json", result)
+  return [(Measurement(**one), paper) for one, paper in result["findings"]]
+
+
+def _figure(table2: dict[str, Any], one: Measurement) -> Optional[float]:
+  """The paper's figure; those for memory and latency are of a device and units it does not name."""
+  if one.variant is not None or one.metric not in TABLE2_METRICS:
+    return None
+  methods = table2.get(TABLE2_DATASETS.get(one.dataset), {})
+  return methods.get(TABLE2_METHODS.get(one.attention), {}).get(TABLE2_METRICS[one.metric])
+
+
+def _rows(findings: list[Finding]) -> list[reporting.Row]:
+  figures = dict(findings)
+  rows = reporting.summary_rows(figures, False, figures.get)
+  for row in rows:  # times and memory are of this machine, counts at Table 2's sizes of any
+    row["comparable"] = row["metric"] == "gflops" and row["paper"] is not None
+  return rows
+
+
+if __name__ == "__main__":
+  common.launch(train_and_evaluate)

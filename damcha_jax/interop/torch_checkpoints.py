@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from damcha_jax.interop import authors_baselines
 from damcha_jax.interop import authors_damcha
 from damcha_jax.interop import authors_vit
 from damcha_jax.interop.authors_damcha import OptionError
@@ -308,6 +309,49 @@ def _images(description: Description) -> jax.Array:
   return jnp.zeros((1, size, size, description["num_channels"]))
 
 
+# --- BaselineTransformer ---
+
+
+def _describe_baseline(
+    arrays: Arrays, options: Mapping[str, Any], num_heads: Optional[int]
+) -> Description:
+  mlp_features, features = _require(arrays, "decoder.layers.0.ff.net.0.weight", 2)
+  prefix = "decoder.layers.0.self_attn."
+  shapes = {name.removeprefix(prefix): array.shape for name, array in arrays.items()
+            if name.startswith(prefix)}
+  inferred: dict[str, Any] = {}
+  told = None
+  if "pre_proj.weight" in shapes:
+    baseline, told = "tha", shapes["pre_proj.weight"][0]
+  elif "combine_q" in shapes:
+    baseline, told = "colmha", shapes["combine_q"][0]
+  elif "gate_proj.weight" in shapes and "router.0.weight" in shapes:
+    baseline, told = "dcmha", shapes["gate_proj.weight"][0]
+    inferred["router_rank"] = shapes["router.0.weight"][0]
+  elif len(shapes.get("W_q", ())) == 3:
+    baseline, told = "moa", features // shapes["W_q"][-1]
+    inferred["expert_factor"] = shapes["W_q"][0] // told
+  else:  # has the names of multi-head attention
+    baseline = "mma"
+  return dict(
+      baseline=baseline,
+      features=features,
+      num_heads=_heads(num_heads, told),
+      mlp_features=mlp_features,
+      num_layers=num_entries("decoder.layers.", arrays),
+      options=_consistent(options, inferred, authors_baselines.BASELINE_DEFAULTS),
+  )
+
+
+def _make_baseline(description: Description) -> nn.Module:
+  keys = ("baseline", "num_heads", "mlp_features", "num_layers", "options")
+  return authors_baselines.make_baseline_transformer(*(description[key] for key in keys))
+
+
+def _vectors(description: Description) -> jax.Array:
+  return jnp.zeros((1, 2, description["features"]))
+
+
 _TRANSFORMER_OPTIONS = {
     **authors_damcha.GENERATOR_DEFAULTS, **authors_damcha.TRANSFORMER_DEFAULTS
 }
@@ -318,7 +362,7 @@ KINDS = {
         _TRANSFORMER_OPTIONS,
         lambda description: authors_damcha.make_transformer(*_sizes(description)),
         _stack_names(authors_damcha.transformer_names),
-        lambda description: jnp.zeros((1, 2, description["features"])),
+        _vectors,
     ),
     "vit": Kind(
         _describe_vit,
@@ -326,5 +370,14 @@ KINDS = {
         _make_vit,
         _stack_names(authors_vit.vit_names),
         _images,
+    ),
+    "baseline": Kind(
+        _describe_baseline,
+        authors_baselines.BASELINE_DEFAULTS,
+        _make_baseline,
+        lambda description: authors_baselines.baseline_transformer_names(
+            description["baseline"], description["num_layers"]
+        ),
+        _vectors,
     ),
 }

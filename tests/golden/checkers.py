@@ -188,7 +188,7 @@ def check_transformer(golden: GoldenFile) -> None:
   def run(params: Any, x_BTD: jax.Array, mask_BT: Optional[jax.Array] = None):
     y_BTD, state = stack.apply(
         {"params": params},
-        _add_positions(x_BTD),
+        add_positions(x_BTD),
         padding_mask=mask_BT,
         mutable=["intermediates"],
     )
@@ -199,13 +199,13 @@ def check_transformer(golden: GoldenFile) -> None:
   golden.compare("hidden", hidden_NBTD)
   if golden.has_input("padding_mask"):
     golden.compare("y_pad", jax.jit(run)(params, x_BTD, golden.input("padding_mask"))[0])
-  inputs_NBTD = jnp.concatenate([_add_positions(x_BTD)[None], hidden_NBTD[:-1]])
+  inputs_NBTD = jnp.concatenate([add_positions(x_BTD)[None], hidden_NBTD[:-1]])
   golden.compare("get_M", _metric_matrices(golden, params, inputs_NBTD))
   if "out/kl" in golden.keys:
     golden.compare("kl", sum(generator_kl(*each) for each in _generators(golden, params)))
 
 
-def _add_positions(x_BTD: jax.Array) -> jax.Array:
+def add_positions(x_BTD: jax.Array) -> jax.Array:
   return x_BTD + sinusoidal_positions(jnp.arange(x_BTD.shape[1]), x_BTD.shape[2])
 
 

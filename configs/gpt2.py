@@ -99,6 +99,7 @@ def paper(dataset: str) -> ml_collections.ConfigDict:
   config.data = ml_collections.ConfigDict(dict(
       data_dir="~/.cache/damcha_jax",  # where `python -m damcha_jax.data.prepare` puts corpora
       decontaminate=False,  # the paper mixes as is, though text8 covers enwik8's held-out articles
+      max_held_out_bytes=config_dict.placeholder(int),  # 5.4: whole splits
   ))
 
   config.mesh = ml_collections.ConfigDict(dict(data=-1, fsdp=1, tensor=1))  # -1: all devices
@@ -204,6 +205,7 @@ def shrink_to_smoke(config: ml_collections.ConfigDict) -> None:
   shrink_to_cpu(config)
   config.num_steps = 30
   config.batch_size = 8
+  config.data.max_held_out_bytes = 50_000
   config.model.update(num_layers=2, num_heads=4, features=16, mlp_features=64)
   config.damcha.update(widths=(8,) * 8)
   config.optimizer.update(learning_rate=1e-2, warmup_steps=3)

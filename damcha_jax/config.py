@@ -181,6 +181,7 @@ class DataConfig:
 
   data_dir: str
   decontaminate: bool
+  max_held_out_bytes: Optional[int]  # of each source's validation and test part; None: all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,6 +336,9 @@ def _check_language_model(config: LanguageModelConfig) -> None:
   for name, values in (("attentions", config.attention_names), ("seeds", config.seeds)):
     _require(len(set(values)) == len(values) > 0,
              f"config key '{name}' must name at least one entry and none twice, not {values}")
+  limit = config.data.max_held_out_bytes
+  _require(limit is None or limit > 0,
+           f"data.max_held_out_bytes={limit} must be positive, or None for whole splits")
   _require(config.dataset != "", "config key 'dataset' is empty; name a corpus or a text file")
   _require(all(seed >= 0 for seed in config.seeds),
            f"config key 'seeds' must hold no negative seed, not {config.seeds}")

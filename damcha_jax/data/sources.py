@@ -51,16 +51,24 @@ def load_corpus(dataset: str, data: DataConfig) -> Corpus:
   Args:
     dataset: 'enwik8', 'text8', 'mix' (prepared under `data.data_dir`), 'sample_text',
       'sample_text8', 'sample_mix' (shipped), or the path of a file.
-    data: where prepared corpora live, and whether Mix is decontaminated (SPEC section 2: text8's
-      training part covers the articles of enwik8's validation and test parts).
+    data: where prepared corpora live, whether Mix is decontaminated (text8's training part covers
+      the articles of enwik8's validation and test parts), and how much of each held-out source is
+      kept.
 
   Raises:
     DataError: the data is missing, incomplete or not text; the message says what to do.
     ConfigError: `dataset` is neither a known name nor a path.
   """
+  corpus = _whole_corpus(dataset, data)
+  first = lambda arrays: {name: array[:data.max_held_out_bytes] for name, array in arrays.items()}
+  return dataclasses.replace(corpus, validation=first(corpus.validation), test=first(corpus.test))
+
+
+def _whole_corpus(dataset: str, data: DataConfig) -> Corpus:
   if dataset in ("mix", "sample_mix"):
-    raw, cleaned = ("enwik8", "text8") if dataset == "mix" else ("sample_text", "sample_text8")
-    return _mix(dataset, load_corpus(raw, data), load_corpus(cleaned, data), data.decontaminate)
+    sources = ("enwik8", "text8") if dataset == "mix" else ("sample_text", "sample_text8")
+    raw, cleaned = (_whole_corpus(source, data) for source in sources)
+    return _mix(dataset, raw, cleaned, data.decontaminate)
   if dataset in corpora.CORPORA:
     splits = load_prepared(dataset, data.data_dir)
   elif dataset in ("sample_text", "sample_text8"):

@@ -120,6 +120,7 @@ def test_unknown_size_is_named_with_the_choices(name):
     ({"seeds": ()}, "'seeds' must name at least one entry"),
     ({"seeds": (0, -1)}, "'seeds' must hold no negative seed, not (0, -1)"),
     ({"dataset": ""}, "'dataset' is empty; name a corpus or a text file"),
+    ({"data": {"max_held_out_bytes": 0}}, "data.max_held_out_bytes=0 must be positive, or None"),
     ({"sampling": {"temperature": -1.0}}, "sampling.temperature=-1.0 must be at least 0"),
     ({"sampling": {"top_p": 0.0}}, "sampling.top_p=0.0 must be above 0 and at most 1"),
     ({"attentions": "mha,mha"}, "'attentions' must name at least one entry and none twice"),

@@ -30,7 +30,8 @@ SAMPLES_DIR = sources.SAMPLE_FILE.parent
 
 
 def _config(data_dir="/nonexistent", decontaminate=False):
-  return DataConfig(data_dir=str(data_dir), decontaminate=decontaminate)
+  return DataConfig(data_dir=str(data_dir), decontaminate=decontaminate,
+                    max_held_out_bytes=None)
 
 
 @pytest.mark.parametrize("name", ["sample_text", "sample_text8"])
@@ -74,6 +75,16 @@ def test_sample_mix_decontaminated_shares_no_passage_with_what_is_held_out():
   lost = len(plain.train["sample_text8"]) - len(corpus.train["sample_text8"])
   assert 0 < lost and f"dropped {lost:,} of 7,689,736 bytes" in note
   assert find_overlap(corpus.train["sample_text8"], held_out) == []
+
+
+def test_held_out_parts_can_be_shortened_and_training_is_not():
+  whole = load_corpus("sample_mix", _config())
+  short = load_corpus("sample_mix", dataclasses.replace(_config(), max_held_out_bytes=1000))
+  for split in ("validation", "test"):
+    for source, array in getattr(short, split).items():
+      np.testing.assert_array_equal(array, getattr(whole, split)[source][:1000])
+  assert {source: len(array) for source, array in short.train.items()} == {
+      source: len(array) for source, array in whole.train.items()}
 
 
 def test_gzip9_formula():

@@ -63,7 +63,7 @@ def _run(*args):
 
 
 def _loaded(data_dir):
-  corpus = load_corpus("enwik8", DataConfig(str(data_dir), False))
+  corpus = load_corpus("enwik8", DataConfig(str(data_dir), False, None))
   return b"".join(getattr(corpus, split)["enwik8"].tobytes() for split in corpora.SPLITS)
 
 

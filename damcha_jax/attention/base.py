@@ -409,8 +409,8 @@ class AttentionBase(nn.Module):
   def _decoding(self) -> bool:
     return self.decode and self.has_variable("cache", "cached_key")
 
-  def _sow(self, weights_BHTS: Array) -> None:
-    self.sow("intermediates", "attention_weights", weights_BHTS)
+  def _sow(self, name: str, x_BHTS: Array) -> None:
+    self.sow("intermediates", name, x_BHTS)
 
   def _dropout(
       self, shape: tuple[int, ...], deterministic: Optional[bool], dropout_rng: Optional[Array]

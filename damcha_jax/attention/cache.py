@@ -62,8 +62,7 @@ def append(
   fits = start + num_new <= length
 
   def insert(cached: Array, new: Array) -> Array:
-    offsets = (0, start) + (0,) * (new.ndim - 2)
-    return jax.lax.dynamic_update_slice(cached, new.astype(cached.dtype), offsets)
+    return jax.lax.dynamic_update_slice_in_dim(cached, new.astype(cached.dtype), start, axis=1)
 
   cached_key.value = insert(cached_key.value, key_BTHK)
   cached_value.value = insert(

@@ -21,6 +21,7 @@ Array = jax.Array
 
 IMPLEMENTATIONS = ("auto", "plain", "xla", "cudnn")
 Compose = Callable[[Array], Array]  # [B, H, T, S] -> [B, H', T, S]
+Sow = Callable[[str, Array], Any]
 Rows = Callable[..., Array]  # rows(x, axis=1): the entries of x that belong to the queries at hand
 
 
@@ -45,6 +46,7 @@ def attention_weights(
     is_causal: bool = False,
     precision: Any = None,
     compose_scores: Optional[Compose] = None,
+    sow: Optional[Sow] = None,
 ) -> Array:
   """softmax(compose(q k^T * scale) + bias) as [B, H, T, S] in float32, zero where masked."""
   equation, key = "bthk,bshk->bhts", key_BSHK
@@ -62,6 +64,8 @@ def attention_weights(
     scores_BHTS = compose_scores(scores_BHTS)
   if bias is not None:
     scores_BHTS = scores_BHTS + bias.astype(scores_BHTS.dtype)
+  if sow is not None:
+    sow("attention_scores", scores_BHTS)
   return masked_softmax(scores_BHTS, visible(mask, is_causal, scores_BHTS.shape))
 
 
@@ -90,7 +94,7 @@ def attend(
     is_causal: bool = False,
     implementation: str = "auto",
     dropout: Optional[Dropout] = None,
-    sow: Optional[Callable[[Array], Any]] = None,
+    sow: Optional[Sow] = None,
     precision: Any = None,
     compose_scores: Optional[Compose] = None,
     compose_weights: Optional[Compose] = None,
@@ -108,7 +112,8 @@ def attend(
     implementation: 'plain' (einsum), 'xla' or 'cudnn' (`jax.nn.dot_product_attention`), or 'auto':
       cuDNN on a GPU where it applies, else plain. All agree within rounding.
     dropout: applied to the (composed) weights ('plain' only).
-    sow: receives the (composed) weights ('plain' only).
+    sow: receives, by name, `attention_scores` (composed, not masked), `attention_softmax` if there
+      is a hook on the weights, and `attention_weights` (composed) ('plain' only).
     compose_scores: mixes the heads of the scaled dot products before bias and mask ('plain' only).
     compose_weights: mixes the heads of the weights after the softmax ('plain' only).
 
@@ -133,11 +138,14 @@ def attend(
         is_causal=is_causal,
         precision=precision,
         compose_scores=compose_scores,
+        sow=sow,
     )
     if compose_weights is not None:
+      if sow is not None:
+        sow("attention_softmax", weights_BHTS)
       weights_BHTS = compose_weights(weights_BHTS)
     if sow is not None:
-      sow(weights_BHTS)
+      sow("attention_weights", weights_BHTS)
     weights_BHTS = weights_BHTS.astype(value_BSHK.dtype)
     if dropout is not None:
       weights_BHTS = dropout(weights_BHTS)

@@ -50,6 +50,19 @@ class GoldenFile:
   def has_input(self, name: str) -> bool:
     return f"in/{name}" in self.arrays
 
+  def array(self, key: str) -> np.ndarray:
+    """What is stored under the very `key`."""
+    self._unused.discard(key)
+    return self.arrays[key]
+
+  def match(self, key: str, actual: Any, tolerance: float, where: Any = None) -> None:
+    """Compares what is stored under the very `key`, absolutely and relatively."""
+    expected, actual = self.array(key), np.asarray(actual)
+    assert actual.shape == expected.shape, f"{key}: {actual.shape}, golden {expected.shape}"
+    if where is not None:
+      expected, actual = expected[where], actual[where]
+    np.testing.assert_allclose(actual, expected, tolerance, tolerance, err_msg=key)
+
   def compare(self, name: str, actual: Any, where: Any = None) -> None:
     """Compares output `name`, or its entries `where` True (broadcast from the left)."""
     self._unused.discard(f"out/{name}")

@@ -14,6 +14,7 @@ import pathlib
 
 import checkers
 import checkers_authors  # pylint: disable=unused-import
+import checkers_comparators
 from golden_file import GoldenFile
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 
 def check(path: pathlib.Path) -> None:
   golden = GoldenFile(path)
-  kind = golden.meta.get("module")
+  kind = golden.meta.get("module") or checkers_comparators.kind_of(golden)
   if kind not in checkers.CHECKERS:
     pytest.fail(
         f"{path} is of an unrecognised kind: meta['module'] is {kind!r}, known are"
@@ -41,7 +42,11 @@ def test_matches_original(golden_path: pathlib.Path) -> None:
 
 def _tampered(tmp_path: pathlib.Path, **changes: np.ndarray | None) -> pathlib.Path:
   """A copy of a good file with keys changed, added, or (None) removed."""
-  with np.load(FIXTURES / "attention_mha_causal.npz") as archive:
+  return _changed(tmp_path, "attention_mha_causal.npz", **changes)
+
+
+def _changed(tmp_path: pathlib.Path, name: str, **changes: np.ndarray | None) -> pathlib.Path:
+  with np.load(FIXTURES / name) as archive:
     arrays = {name: archive[name] for name in archive.files}
   arrays = {name: array for name, array in {**arrays, **changes}.items() if array is not None}
   np.savez(tmp_path / "tampered.npz", **arrays)
@@ -87,6 +92,22 @@ def test_a_key_that_nothing_compares_fails(
 ) -> None:
   with pytest.raises(AssertionError, match=message):
     check(_tampered(tmp_path, **{name: value}))
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"y_causal": 1e-8}, "y_causal"),
+    ({"scale": 1e-8}, "scale"),
+    ({"entropy": None}, "entropy"),
+])
+def test_files_without_meta_are_compared_as_strictly(
+    tmp_path: pathlib.Path, change: dict[str, float | None], message: str
+) -> None:
+  name = "colmha/fairseq_kdim32.npz"
+  with np.load(FIXTURES / name) as archive:  # None: a key that nothing can make
+    changes = {key: np.zeros(2) if shift is None else archive[key] + shift
+               for key, shift in change.items()}
+  with pytest.raises(AssertionError, match=message):
+    check(_changed(tmp_path, name, **changes))
 
 
 @pytest.mark.parametrize("meta", [None, np.array(json.dumps({"module": "Perceiver"}))])

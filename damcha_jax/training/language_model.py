@@ -75,7 +75,8 @@ def loss_and_sums(model: DecoderLM, params: PyTree, batch: Mapping[str, jax.Arra
   """`sum_t w_t (-log p(target_t)) + w A`, w the total weight and A the model's auxiliary losses.
 
   A is the sum of what the layers sow into the collection `losses`; divided by w it is added to the
-  mean cross-entropy as it is. Dropout is off where `rng` is None.
+  mean cross-entropy as it is. The sums are w, the cross-entropies' and, under the name of each
+  auxiliary loss, w times its sum over the layers. Dropout is off where `rng` is None.
   """
   logits_BTV, sown = model.apply(
       {"params": params}, batch["inputs"], deterministic=rng is None,
@@ -83,9 +84,12 @@ def loss_and_sums(model: DecoderLM, params: PyTree, batch: Mapping[str, jax.Arra
   weights_BT = batch["weights"]
   weight = weights_BT.sum()
   nats = jnp.sum(weights_BT * cross_entropy(logits_BTV, batch["targets"]))
-  # Under scan the layers' losses are stacked on an axis.
-  auxiliary = sum((jnp.sum(loss) for loss in jax.tree.leaves(sown)), start=jnp.zeros_like(nats))
-  return nats + weight * auxiliary, {"weight": weight, "nats": nats}
+  auxiliary = {}
+  for path, loss in jax.tree_util.tree_leaves_with_path(sown):
+    name = path[-2].key  # .. / name / index: what is sown comes as a tuple
+    # Under scan the layers' losses are stacked on an axis.
+    auxiliary[name] = auxiliary.get(name, 0.0) + weight * jnp.sum(loss)
+  return nats + sum(auxiliary.values()), {"weight": weight, "nats": nats, **auxiliary}
 
 
 def sums_per_row(model: DecoderLM, params: PyTree,
@@ -104,10 +108,15 @@ def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
 
 
 def metrics_of(sums: Mapping[str, float]) -> dict[str, float]:
-  """Nats per token, bits per byte = nats / ln 2 (tokens are bytes), perplexity = exp(nats)."""
-  nats = sums["nats"] / sums["weight"]
+  """Nats per token, bits per byte = nats / ln 2 (tokens are bytes), perplexity = exp(nats).
+
+  Auxiliary losses, which training has, come under their own names as what they add to the loss.
+  """
+  means = {name: value / sums["weight"] for name, value in sums.items() if name != "weight"}
+  nats = means.pop("nats")
   return {"nats_per_token": nats, "bits_per_byte": nats / math.log(2),
-          "perplexity": math.exp(min(nats, 700.0))}  # exp(710) overflows a float
+          "perplexity": math.exp(min(nats, 700.0)),  # exp(710) overflows a float
+          **means}
 
 
 def parameter_groups(config: LanguageModelConfig) -> tuple[ParameterGroup, ...]:

@@ -56,6 +56,7 @@ def test_the_loss_is_cross_entropy_plus_the_sown_losses(fixed):
   weight = batch["weights"].sum()
   np.testing.assert_allclose(sums["nats"], nats_BT.sum(), rtol=1e-5)
   np.testing.assert_allclose(loss_sum / sums["weight"], nats_BT.sum() / weight + 0.75, rtol=1e-5)
+  assert language_model.metrics_of(jax.device_get(sums))["balance"] == pytest.approx(0.75)
   per_row = language_model.sums_per_row(model, params, batch)
   np.testing.assert_allclose(per_row["nats"], nats_BT.sum(-1), rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(per_row["weight"], batch["weights"].sum(-1))

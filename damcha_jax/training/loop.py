@@ -26,6 +26,10 @@ from damcha_jax.training.workdir import Workdir
 from damcha_jax.training.writer import MetricsWriter, Progress, Throttled, format_duration
 
 
+# What a summary reads in `result.json`.
+_RESULT_KEYS = ("num_steps", "num_params", "model_flops_per_step", "train_seconds", "best")
+
+
 def train(task: Task, config: Any, workdir: str | Path, seed: int) -> dict[str, Any]:
   """Trains one model, or goes on where an earlier process stopped, and returns its `result.json`.
 
@@ -52,7 +56,7 @@ def train(task: Task, config: Any, workdir: str | Path, seed: int) -> dict[str, 
   with directory.locked(), StopRequest() as stop:
     directory.check_config(config, task.name, seed)
     progress = Progress(f"{task.name} seed {seed}", enabled=directory.is_primary)
-    result = directory.read_json("result.json")
+    result = directory.read_json("result.json", keys=_RESULT_KEYS)
     if result is not None:
       progress.note(f"complete after {result['num_steps']} steps: {directory.path}")
       return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import contextlib
 import fcntl
 import importlib.metadata
@@ -80,8 +80,12 @@ class Workdir:
     return [f"{key} {old.get(key)} -> {value}" for key, value in new.items()
             if old.get(key) != value]
 
-  def read_json(self, name: str) -> Optional[dict[str, Any]]:
-    """The contents of a JSON file in the directory, or None where there is none."""
+  def read_json(self, name: str, keys: Iterable[str] = ()) -> Optional[dict[str, Any]]:
+    """The contents of a JSON file in the directory, or None where there is none.
+
+    Raises:
+      WorkdirError: it cannot be read, is not a JSON object, or lacks one of `keys`.
+    """
     path = self.path / name
     try:
       value = json.loads(path.read_text(encoding="utf-8"))
@@ -95,6 +99,9 @@ class Workdir:
                          "workdir") from error
     if not isinstance(value, dict):
       raise WorkdirError(f"{path} is not a JSON object; remove it or choose another workdir")
+    for key in keys:
+      if key not in value:
+        raise WorkdirError(f"{path} has no '{key}'; remove it or choose another workdir")
     return value
 
   def write_json(self, name: str, value: Any) -> None:

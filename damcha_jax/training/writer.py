@@ -73,12 +73,15 @@ def _parse(path: Path, text: str) -> list[Record]:
   records, lines = [], text.split("\n")
   for number, line in enumerate(lines, start=1):
     try:
-      records.append(json.loads(line))
-    except ValueError as error:
+      record = json.loads(line)
+      if not {"step", "split"} <= set(record):
+        raise ValueError("no record")
+      records.append(record)
+    except (TypeError, ValueError) as error:
       # Only what follows the last newline, or a last line that a crash filled up, can be torn.
       if any(rest.strip() for rest in lines[number:]):
-        raise WorkdirError(f"{path} line {number} is not JSON; restore the file, or remove it and "
-                           "the checkpoints beside it to train afresh") from error
+        raise WorkdirError(f"{path} line {number} is not a record; restore the file, or remove it "
+                           "and the checkpoints beside it to train afresh") from error
       break
   return records
 

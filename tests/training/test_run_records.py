@@ -42,9 +42,10 @@ def test_a_last_line_of_garbage_is_torn_and_an_earlier_one_is_an_error(tmp_path)
   writer = writer_lib.MetricsWriter(path, last_step=9)
   writer.close()
   assert writer.records == [{"step": 1, "split": "train"}]
-  path.write_text("garbage\n" + _line(1))
-  with pytest.raises(WorkdirError, match="metrics.jsonl line 1 is not JSON"):
-    writer_lib.MetricsWriter(path, last_step=9)
+  for line in ("garbage", "{}", "3"):
+    path.write_text(line + "\n" + _line(1))
+    with pytest.raises(WorkdirError, match="metrics.jsonl line 1 is not a record"):
+      writer_lib.MetricsWriter(path, last_step=9)
 
 
 def test_files_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -59,12 +60,13 @@ def test_files_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content, message", [
-    ("{", "is not valid JSON"), ("[1]", "is not a JSON object"), (None, "Is a directory")])
+    ("{", "is not valid JSON"), ("[1]", "is not a JSON object"), ("{}", "has no 'seed'"),
+    (None, "Is a directory")])
 def test_a_json_file_that_cannot_be_read_is_named(tmp_path, content, message):
   path = tmp_path / "config.json"
   path.mkdir() if content is None else path.write_text(content)
   with pytest.raises(WorkdirError, match=f"config.json.*{message}"):
-    workdir_lib.Workdir(tmp_path).read_json("config.json")
+    workdir_lib.Workdir(tmp_path).read_json("config.json", keys=["seed"])
 
 
 def test_first_difference_follows_the_new_order_and_sees_missing_keys():

@@ -28,7 +28,9 @@ from damcha_jax.models.stack import BlockStack
 
 
 class OptionError(UserError, ValueError):
-  """An option that the authors' module does not have, or that its checkpoint contradicts."""
+  """An option that a model does not have, or that its checkpoint contradicts."""
+
+  exit_status = 2
 
 
 # Constructor arguments of the authors' generator, with their defaults. Those of initial values

@@ -146,6 +146,22 @@ def num_entries(prefix: str, arrays: Mapping[str, Any]) -> int:
   return count
 
 
+def shape_of(arrays: Mapping[str, np.ndarray], name: str, num_axes: int) -> tuple[int, ...]:
+  """The shape of a tensor that every model of a kind has.
+
+  Raises:
+    CheckpointNameError: it is missing, or has another number of axes.
+  """
+  if name not in arrays:
+    raise CheckpointNameError(
+        f"the checkpoint has no '{name}', so it is of another kind; it has"
+        f" {', '.join(sorted(arrays)[:8])}, .."
+    )
+  if arrays[name].ndim != num_axes:
+    raise CheckpointNameError(f"{name} has shape {arrays[name].shape}, not {num_axes} axes")
+  return arrays[name].shape
+
+
 def _leaves(entry: Leaf | Packed) -> tuple[Leaf, ...]:
   return (entry,) if isinstance(entry, Leaf) else entry.leaves
 

@@ -17,9 +17,6 @@ from damcha_jax.metric.generator import StaticMetric
 from damcha_jax.models.layers import make_initializers
 
 
-_COMPARATORS = ("tha", "dcmha", "colmha", "moa", "mma")
-
-
 class AttentionFactory(NamedTuple):
   """How a stack makes its attentions.
 
@@ -44,8 +41,8 @@ def attention_factory(
   """The attentions of one model.
 
   Args:
-    sections: a config with the sections `damcha`, `tha`, `dcmha`, `colmha`, `moa`, `mma` and
-      `authors`, of which the attention's own is read.
+    sections: a config with the attentions' sections `damcha`, `tha`, `dcmha`, `colmha`, `moa`,
+      `mma` and `authors`.
     name: a key of `ATTENTIONS`.
     model: the config's section with the fields num_layers, num_heads, features, initializer, dtype,
       param_dtype, attention_dropout_rate and attention_implementation.
@@ -79,8 +76,10 @@ def attention_factory(
       partitioned=True,
       decode=decode,
   )
-  if name in _COMPARATORS:  # which keep their own papers' initial values
-    common.update(dataclasses.asdict(getattr(sections, name)))
+  comparators = dict(tha=sections.tha, dcmha=sections.dcmha, colmha=sections.colmha,
+                     moa=sections.moa, mma=sections.mma)
+  if name in comparators:  # which keep their own papers' initial values
+    common.update(dataclasses.asdict(comparators[name]))
   else:
     initializers = make_initializers(model.initializer, model.num_layers)
     common.update(kernel_init=initializers.kernel, out_kernel_init=initializers.residual_kernel)

@@ -1,18 +1,21 @@
 """Named tensors from the files of other frameworks, as numpy arrays: .pt, .npz and .safetensors.
 
 A .pt file is a pickle, which can run any program when it is opened in the usual way. Here only
-tensors and plain containers are admitted, and a view may only show what its storage holds.
+tensors and plain containers are admitted, and a view may only show what its storage holds. Both
+layouts of torch.save are read: the zip file of today and the plain stream before version 1.6.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import json
 import math
+import os
 from pathlib import Path
 import pickle
-from typing import Any, NamedTuple
+import struct
+from typing import Any, BinaryIO, NamedTuple, Optional
 import zipfile
 
 import jax.numpy as jnp
@@ -22,6 +25,8 @@ from damcha_jax.errors import UserError
 
 # Keys under which training programs put a state dict beside other things.
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "model_state", "params")
+# How the plain stream of torch.save begins.
+_STREAM_MAGIC = 0x1950A86A20F9469CFC6C
 # Prefixes of the wrappers of data-parallel and compiled modules.
 _PREFIXES = ("module.", "_orig_mod.")
 
@@ -114,6 +119,56 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
   return arrays
 
 
+def write_safetensors(
+    path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Optional[Mapping[str, str]] = None
+) -> None:
+  """Writes named arrays, and texts that `read_safetensors_metadata` gives back.
+
+  A failure leaves nothing behind under `path`.
+
+  Raises:
+    TensorFileError: it cannot be written.
+  """
+  path = Path(path).expanduser()
+  codes = {dtype: code for code, dtype in _SAFETENSORS.items()}
+  header: dict[str, Any] = {"__metadata__": dict(metadata or {})}
+  offset = 0
+  for name, array in arrays.items():
+    header[name] = {"dtype": codes[array.dtype], "shape": list(array.shape),
+                    "data_offsets": [offset, offset + array.nbytes]}
+    offset += array.nbytes
+  text = json.dumps(header).encode()
+  text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8 bytes
+  partial = path.with_name(f".{path.name}.{os.getpid()}")
+  try:
+    with open(partial, "wb") as file:
+      file.write(len(text).to_bytes(8, "little") + text)
+      for array in arrays.values():
+        file.write(np.ascontiguousarray(array).tobytes())
+    partial.replace(path)
+  except OSError as error:
+    partial.unlink(missing_ok=True)
+    raise TensorFileError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def read_safetensors_metadata(path: str | Path) -> dict[str, str]:
+  """The texts that a .safetensors file holds beside its tensors.
+
+  Raises:
+    TensorFileError: the file is missing or damaged.
+  """
+  try:
+    with open(Path(path).expanduser(), "rb") as file:
+      size = int.from_bytes(file.read(8), "little")
+      if size > os.fstat(file.fileno()).st_size:
+        raise ValueError("its header is longer than the file")
+      return json.loads(file.read(size)).get("__metadata__", {})
+  except OSError as error:
+    raise TensorFileError(f"{path} cannot be read: {error.strerror or error}") from error
+  except (ValueError, AttributeError) as error:
+    raise TensorFileError(f"{path} is damaged: {error}") from error
+
+
 class _Storage(NamedTuple):
   key: str
   dtype: np.dtype
@@ -164,21 +219,28 @@ class _TensorUnpickler(pickle._Unpickler):  # pylint: disable=protected-access
     return _ADMITTED[module, name]
 
   def persistent_load(self, pid: Any) -> _Storage:
-    kind, storage_type, key, _, num_elements = pid
+    kind, storage_type, key, _, num_elements, *view = pid
+    if view not in ([], [None]):
+      raise TensorFileError("a storage is a view of another; save it again with a newer torch")
     if kind != "storage" or not isinstance(storage_type, _Storage):
       raise TensorFileError("it refers to something other than a tensor's storage")
     return _Storage(key, storage_type.dtype, num_elements)
 
 
 def _read_torch(path: Path) -> dict[str, np.ndarray]:
-  """What `torch.save(model.state_dict(), path)` wrote: a zip file of a pickle and storages."""
-  if not zipfile.is_zipfile(path):
-    if not path.exists():
-      raise FileNotFoundError(2, "no such file")
-    raise TensorFileError(
-        f"{path} is no zip file, as torch.save writes since version 1.6; save it again with a newer"
-        " torch"
-    )
+  """What `torch.save(model.state_dict(), path)` wrote."""
+  try:
+    if zipfile.is_zipfile(path):
+      return _read_torch_zip(path)
+    with open(path, "rb") as file:
+      return _read_torch_stream(path, file)
+  except TensorFileError as error:
+    message = str(error)
+    raise TensorFileError(message if str(path) in message else f"{path}: {message}") from error
+
+
+def _read_torch_zip(path: Path) -> dict[str, np.ndarray]:
+  """A zip file of a pickle and the storages."""
   with zipfile.ZipFile(path) as archive:
     pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
     if len(pickles) != 1:
@@ -186,18 +248,44 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
     root = pickles[0].removesuffix("data.pkl")
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
       raise TensorFileError(f"{path} was not written by torch.save: its entries are compressed")
-    try:
-      with archive.open(pickles[0]) as file:
-        contents = _TensorUnpickler(file, encoding="utf-8").load()
-    except TensorFileError as error:
-      raise TensorFileError(f"{path}: {error}") from error
+    with archive.open(pickles[0]) as file:
+      contents = _TensorUnpickler(file, encoding="utf-8").load()
     big_endian = f"{root}byteorder" in archive.namelist() and (
         archive.read(f"{root}byteorder") == b"big"
     )
+    read = lambda key: archive.read(f"{root}data/{key}")
     return {
-        name: _materialize(path, name, tensor, archive, root, big_endian)
+        name: _materialize(path, name, tensor, read, big_endian)
         for name, tensor in _state_dict(path, contents).items()
     }
+
+
+def _read_torch_stream(path: Path, file: BinaryIO) -> dict[str, np.ndarray]:
+  """Pickles of a magic number, the version, the machine, the contents and the storages' keys, then
+  each storage: its number of elements (8 bytes) and its bytes."""
+  load = lambda: _TensorUnpickler(file, encoding="utf-8").load()
+  try:
+    magic, _, machine = load(), load(), load()
+  except pickle.UnpicklingError:
+    magic = None
+  if magic != _STREAM_MAGIC:
+    raise TensorFileError(f"{path} was not written by torch.save")
+  big_endian = not machine.get("little_endian", True)
+  tensors = _state_dict(path, load())
+  dtypes = {tensor.storage.key: tensor.storage.dtype for tensor in tensors.values()
+            if type(tensor.storage) is _Storage and type(tensor.storage.key) is str}
+  storages, keys, end = {}, load(), os.fstat(file.fileno()).st_size
+  for key in keys:
+    if key not in dtypes:
+      raise TensorFileError(f"{path} holds a storage that no tensor shows; save it again with a"
+                            " newer torch")
+    (num_elements,) = struct.unpack(">q" if big_endian else "<q", file.read(8))
+    num_bytes = num_elements * dtypes[key].itemsize
+    if not 0 <= num_bytes <= end - file.tell():
+      raise TensorFileError(f"{path} is damaged: a storage is cut short")
+    storages[key] = file.read(num_bytes)
+  return {name: _materialize(path, name, tensor, storages.__getitem__, big_endian)
+          for name, tensor in tensors.items()}
 
 
 def _state_dict(path: Path, contents: Any) -> Mapping[str, _Tensor]:
@@ -217,8 +305,9 @@ def _state_dict(path: Path, contents: Any) -> Mapping[str, _Tensor]:
 
 
 def _materialize(
-    path: Path, name: str, tensor: _Tensor, archive: zipfile.ZipFile, root: str, big_endian: bool
+    path: Path, name: str, tensor: _Tensor, read: Callable[[str], bytes], big_endian: bool
 ) -> np.ndarray:
+  """The array that a tensor shows; `read` gives the bytes of a storage by its key."""
   storage, offset, shape, strides = tensor
   is_size = lambda number: type(number) is int and number >= 0
   sizes = lambda value: isinstance(value, tuple) and all(map(is_size, value))
@@ -232,7 +321,7 @@ def _materialize(
   if last >= storage.num_elements or math.prod(shape) > storage.num_elements:
     raise TensorFileError(f"{path} is damaged: '{name}' reaches beyond its storage")
   dtype = storage.dtype.newbyteorder(">") if big_endian else storage.dtype
-  data = archive.read(f"{root}data/{storage.key}")
+  data = read(storage.key)
   if len(data) < storage.num_elements * dtype.itemsize:
     raise TensorFileError(f"{path} is damaged: the storage of '{name}' is cut short")
   flat = np.frombuffer(data, dtype, storage.num_elements)[offset:]

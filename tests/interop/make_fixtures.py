@@ -5,7 +5,7 @@
 `vit.pt` is a state dict as `torch.save` leaves it, with the names, buffers and repeated entries of
 the DAMCHA authors' VisionTransformer with a shared generator, and `vit_io.npz` what that computes.
 `tensors.pt` holds dtypes and views under the wrappings that training programs put around them, and
-`tensors.npz` the same as plain arrays.
+`tensors_stream.pt` the same as torch before version 1.6 wrote it, `tensors.npz` as plain arrays.
 """
 
 import collections
@@ -109,7 +109,9 @@ def main():
             for name, tensor in tensors.items()}
   np.savez(FOLDER / "tensors.npz", **arrays)
   wrapped = {f"module.{name}": tensor for name, tensor in tensors.items()}
-  torch.save({"epoch": 3, "loss": 0.5, "state_dict": wrapped}, FOLDER / "tensors.pt")
+  contents = {"epoch": 3, "loss": 0.5, "state_dict": wrapped}
+  torch.save(contents, FOLDER / "tensors.pt")
+  torch.save(contents, FOLDER / "tensors_stream.pt", _use_new_zipfile_serialization=False)
 
 
 if __name__ == "__main__":

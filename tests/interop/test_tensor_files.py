@@ -12,14 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from damcha_jax.interop.tensor_files import read_safetensors_metadata
 from damcha_jax.interop.tensor_files import read_tensors
 from damcha_jax.interop.tensor_files import TensorFileError
+from damcha_jax.interop.tensor_files import write_safetensors
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 
 
-def test_torch_dtypes_views_and_wrappings_are_read() -> None:
-  actual = read_tensors(FIXTURES / "tensors.pt")  # under 'state_dict', with 'module.' prefixes
+@pytest.mark.parametrize("name", ["tensors.pt", "tensors_stream.pt"])
+def test_torch_dtypes_views_and_wrappings_are_read(name: str) -> None:
+  actual = read_tensors(FIXTURES / name)  # under 'state_dict', with 'module.' prefixes
   with np.load(FIXTURES / "tensors.npz") as archive:
     expected = {name: archive[name] for name in archive.files}
   assert set(actual) == set(expected)
@@ -29,6 +32,19 @@ def test_torch_dtypes_views_and_wrappings_are_read() -> None:
     else:
       assert actual[name].dtype == array.dtype
     np.testing.assert_array_equal(actual[name].astype(array.dtype), array, err_msg=name)
+
+
+def test_a_stream_that_is_cut_short_or_forged_is_refused(tmp_path: pathlib.Path) -> None:
+  whole = (FIXTURES / "tensors_stream.pt").read_bytes()
+  path = tmp_path / "x.pt"
+  for size in (1, 40, len(whole) // 2, len(whole) - 1):
+    path.write_bytes(whole[:size])
+    with pytest.raises(TensorFileError):
+      read_tensors(path)
+  parts = (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}, {"a": pathlib.PurePosixPath("b")})
+  path.write_bytes(b"".join(pickle.dumps(part, protocol=2) for part in parts))
+  with pytest.raises(TensorFileError, match="pathlib"):
+    read_tensors(path)
 
 
 def test_npz_holds_the_same_names() -> None:
@@ -54,6 +70,18 @@ def test_safetensors(tmp_path: pathlib.Path) -> None:
   assert set(arrays) == {"a", "b"}
   np.testing.assert_array_equal(arrays["a"], a)
   np.testing.assert_array_equal(arrays["b"], b)
+
+
+def test_safetensors_are_written_as_they_are_read(tmp_path: pathlib.Path) -> None:
+  path = tmp_path / "x.safetensors"
+  arrays = {"a": np.arange(6.0).reshape(2, 3).T, "b": np.array([1.5], jnp.bfloat16)}
+  write_safetensors(path, arrays, {"source": "ä"})
+  assert read_safetensors_metadata(path) == {"source": "ä"}
+  actual = read_tensors(path)
+  assert list(actual) == ["a", "b"] and actual["b"].dtype == jnp.bfloat16
+  np.testing.assert_array_equal(actual["a"], arrays["a"])
+  with pytest.raises(TensorFileError, match="cannot be written"):
+    write_safetensors(tmp_path / "none" / "x.safetensors", arrays)
 
 
 @pytest.mark.parametrize("entry, message", [
@@ -173,12 +201,12 @@ def test_damaged_pickles_are_refused(tmp_path: pathlib.Path, raw: bytes) -> None
 
 
 def test_other_files_are_refused(tmp_path: pathlib.Path) -> None:
-  with pytest.raises(TensorFileError, match="no such file"):
+  with pytest.raises(TensorFileError, match="No such file"):
     read_tensors(tmp_path / "none.pt")
   with pytest.raises(TensorFileError, match="cannot be read"):
     read_tensors(tmp_path / "none.npz")
   (tmp_path / "old.pt").write_bytes(pickle.dumps({"a": 1}))
-  with pytest.raises(TensorFileError, match="no zip file"):
+  with pytest.raises(TensorFileError, match="not written by torch.save"):
     read_tensors(tmp_path / "old.pt")
   with pytest.raises(TensorFileError, match="unknown kind"):
     read_tensors(tmp_path / "x.h5")

@@ -26,7 +26,7 @@ from damcha_jax.errors import UserError
 # Keys under which training programs put a state dict beside other things.
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "model_state", "params")
 # How the plain stream of torch.save begins.
-_STREAM_MAGIC = 0x1950A86A20F9469CFC6C
+_STREAM_START = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
 # Prefixes of the wrappers of data-parallel and compiled modules.
 _PREFIXES = ("module.", "_orig_mod.")
 
@@ -264,12 +264,9 @@ def _read_torch_stream(path: Path, file: BinaryIO) -> dict[str, np.ndarray]:
   """Pickles of a magic number, the version, the machine, the contents and the storages' keys, then
   each storage: its number of elements (8 bytes) and its bytes."""
   load = lambda: _TensorUnpickler(file, encoding="utf-8").load()
-  try:
-    magic, _, machine = load(), load(), load()
-  except pickle.UnpicklingError:
-    magic = None
-  if magic != _STREAM_MAGIC:
+  if file.read(len(_STREAM_START)) != _STREAM_START:
     raise TensorFileError(f"{path} was not written by torch.save")
+  _, machine = load(), load()
   big_endian = not machine.get("little_endian", True)
   tensors = _state_dict(path, load())
   dtypes = {tensor.storage.key: tensor.storage.dtype for tensor in tensors.values()

@@ -29,7 +29,7 @@ from damcha_jax.models.vit import VisionTransformer
 
 VIT_DEFAULTS = {"off_diag_mode": GENERATOR_DEFAULTS["off_diag_mode"], **TRANSFORMER_DEFAULTS}
 # The authors start all of it from N(0, 0.02^2), the generator too.
-_GENERATOR_FIELDS = MappingProxyType({"initializer": "truncated_normal"})
+_GENERATOR_FIELDS = MappingProxyType({"initializer": "vit"})
 
 
 def make_vit(

@@ -143,6 +143,8 @@ def _metric_module(damcha: DamchaConfig, model: Any, evaluation: bool) -> Callab
   if damcha.form == "full_width":
     columns = model.features if damcha.update_rank is None else damcha.update_rank
     common.update(row_features=model.features, column_features=columns, zero_output=True)
+  if model.initializer == "vit" and damcha.preset == "paper":  # the authors' own in that model
+    common.update(initializer="vit")
   return functools.partial(
       MetricGenerator,
       widths=damcha.widths,

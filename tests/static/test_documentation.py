@@ -54,13 +54,14 @@ def test_documented_command_parses(command, monkeypatch):
   elif arguments[1] == "experiments.sample":
     sample.parse(arguments[1:])
   elif arguments[1].startswith("damcha_jax."):
-    parse = argparse.ArgumentParser.parse_args
+    for method in ("parse_args", "parse_intermixed_args"):
+      parse = getattr(argparse.ArgumentParser, method)
 
-    def parse_and_stop(parser, given=None, namespace=None):
-      parse(parser, given, namespace)
-      raise _Parsed
+      def parse_and_stop(parser, given=None, namespace=None, parse=parse):
+        parse(parser, given, namespace)
+        raise _Parsed
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+      monkeypatch.setattr(argparse.ArgumentParser, method, parse_and_stop)
     monkeypatch.setattr(sys, "argv", arguments[1:])
     monkeypatch.delitem(sys.modules, arguments[1], raising=False)  # another test's import
     with pytest.raises(_Parsed):

@@ -14,7 +14,7 @@ FOLDERS = ("damcha_jax", "configs", "experiments", "tests")
 # prefix of a file's path decides.
 RULES = {
     "damcha_jax": ({"jax", "flax", "numpy"}, {"damcha_jax"}),
-    "damcha_jax/config.py": ({"ml_collections"}, set()),
+    "damcha_jax/config": ({"ml_collections"}, {"damcha_jax.config"}),
     "damcha_jax/config_efficiency.py": (set(), {"damcha_jax.config"}),
     "damcha_jax/errors.py": (set(), set()),
     "damcha_jax/metric": ({"jax", "flax", "numpy"},

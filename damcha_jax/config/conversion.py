@@ -1,0 +1,84 @@
+"""From a ConfigDict, or the JSON of an earlier run, to frozen dataclasses, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+import difflib
+import typing
+from typing import Any, Literal
+
+import ml_collections
+
+
+class ConfigError(ValueError):
+  """A configuration that cannot be run; the message names the value and the remedy."""
+
+
+def freeze(config: ml_collections.ConfigDict | Mapping[str, Any], cls: type) -> Any:
+  """Turns a ConfigDict, or the contents of a `config.json`, into `cls`.
+
+  Raises:
+    ConfigError: a key is missing, unknown or of the wrong type, or values do not fit each other.
+  """
+  if isinstance(config, ml_collections.ConfigDict):
+    config = config.to_dict()
+  return _freeze(config, cls, prefix="")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+  """The config as plain JSON-able containers, as written to `config.json`."""
+  return dataclasses.asdict(config)
+
+
+def unknown_key_message(key: str, valid: Iterable[str]) -> str:
+  nearest = difflib.get_close_matches(key, list(valid), n=1, cutoff=0.0)
+  return f"unknown config key '{key}'; the nearest valid key is '{nearest[0]}'"
+
+
+def require(condition: bool, message: str) -> None:
+  """Raises `ConfigError` unless the condition holds."""
+  if not condition:
+    raise ConfigError(message)
+
+
+def _freeze(config: Mapping[str, Any], cls: type, prefix: str) -> Any:
+  hints = typing.get_type_hints(cls)
+  for key in config:
+    if key not in hints:
+      raise ConfigError(unknown_key_message(prefix + key, [prefix + name for name in hints]))
+  values = {}
+  for name, hint in hints.items():
+    if name not in config:
+      raise ConfigError(f"config key '{prefix}{name}' is missing; add it to the config file")
+    values[name] = _convert(config[name], hint, prefix + name)
+  return cls(**values)
+
+
+def _convert(value: Any, hint: Any, name: str) -> Any:
+  if hint is Any:
+    return tuple(value) if isinstance(value, list) else value
+  if dataclasses.is_dataclass(hint):
+    if not isinstance(value, Mapping):
+      raise ConfigError(f"config key '{name}' must be a section, not {value!r}")
+    return _freeze(value, hint, prefix=name + ".")
+  origin, options = typing.get_origin(hint), typing.get_args(hint)
+  if origin is Literal:
+    if value not in options:
+      choices = ", ".join(map(repr, options))
+      raise ConfigError(f"config key '{name}' must be one of {choices}, not {value!r}")
+    return value
+  if origin is typing.Union:  # Optional[...]
+    return None if value is None else _convert(value, options[0], name)
+  if origin is tuple:
+    if not isinstance(value, (tuple, list)):
+      raise ConfigError(f"config key '{name}' must be a tuple, not {value!r}")
+    hints = options[:1] * len(value) if options[-1] is Ellipsis else options
+    if len(value) != len(hints):
+      raise ConfigError(f"config key '{name}' must hold entries of {len(hints)}, not {value!r}")
+    return tuple(_convert(entry, hint, name) for entry, hint in zip(value, hints, strict=True))
+  if hint is float and type(value) is int:
+    return float(value)
+  if type(value) is not hint:  # `is`: a bool is an int to isinstance
+    raise ConfigError(f"config key '{name}' must be {hint.__name__}, not {value!r}")
+  return value

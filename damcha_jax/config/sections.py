@@ -1,0 +1,194 @@
+"""The sections that experiments' configs are made of. No field has a default."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, Optional
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+  """Transformer decoder: N layers, H heads, width D, feed-forward width F, V symbols."""
+
+  num_layers: int
+  num_heads: int
+  features: int
+  mlp_features: int
+  vocab_size: int
+  positions: Literal["learned", "sinusoidal"]
+  norm_placement: Literal["pre", "post"]
+  tie_embeddings: bool
+  initializer: Literal["gpt2", "lecun"]
+  gelu: Literal["exact", "tanh"]
+  dropout_rate: float  # of embeddings and of what blocks add to the residual stream
+  attention_dropout_rate: float  # of attention weights; above 0 the fused kernels do not apply
+  remat: bool
+  scan_layers: bool
+  attention_implementation: Literal["auto", "plain", "xla", "cudnn"]
+  dtype: Literal["float32", "bfloat16"]  # of the computation; the softmax stays float32
+  param_dtype: Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True)
+class VisionModelConfig:
+  """Vision Transformer: N layers, H heads, width D, feed-forward width F; sizes in pixels."""
+
+  num_layers: int
+  num_heads: int
+  features: int
+  mlp_features: int
+  image_size: int
+  patch_size: int
+  num_classes: int
+  initializer: Literal["vit", "gpt2", "lecun"]
+  dropout_rate: float
+  attention_dropout_rate: float
+  remat: bool
+  scan_layers: bool
+  attention_implementation: Literal["auto", "plain", "xla", "cudnn"]
+  dtype: Literal["float32", "bfloat16"]
+  param_dtype: Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True)
+class DamchaConfig:
+  """The DAMCHA attention and its metric generator f_theta (paper Section 3)."""
+
+  form: Literal["head_slice", "full_width"]
+  update_rank: Optional[int]  # full_width only: rank of the adaptive update, None for a full one
+  metric: Literal["generated", "static"]  # 'static': the ablation "w/o f(x)+share"
+  sharing: Literal["generator", "stack", "none"]
+  context: Literal["prefix", "sequence", "learned"]
+  stride: int
+  widths: tuple[int, ...]  # hidden widths of f_theta: P - 1 numbers
+  parameterization: Literal["blocks", "rowsum"]
+  preset: Literal["paper", "robust"]
+  block_ablation_train: Literal["full", "diagonal", "off_diagonal"]
+  block_ablation_eval: Literal["full", "diagonal", "off_diagonal"]
+  allow_future_leak: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class ThaConfig:
+  """Talking-heads attention; None stands for model.num_heads."""
+
+  num_key_heads: Optional[int]
+  num_softmax_heads: Optional[int]
+  num_value_heads: Optional[int]
+  query_chunk: Optional[int]  # queries whose scores are in memory at a time; None: all
+
+
+@dataclasses.dataclass(frozen=True)
+class DcmhaConfig:
+  """Dynamically composable multi-head attention."""
+
+  static: bool  # parts of the composition
+  dynamic: bool
+  gate: bool
+  rank: int
+  gelu: Literal["tanh", "exact"]
+  qk_norm: Optional[Literal["rms", "layer"]]
+  rope: bool
+  window: Optional[int]  # keys that a query sees, its own included; None: all
+  query_chunk: Optional[int]
+  use_bias: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class ColmhaConfig:
+  """Collaborative multi-head attention."""
+
+  form: Literal["fairseq", "epfml"]
+  key_features: Optional[int]  # Dk; None: model.features
+  mixing_init: Optional[Literal["xavier_uniform", "normal", "blocks"]]  # None: the form's
+
+
+@dataclasses.dataclass(frozen=True)
+class MoaConfig:
+  """Mixture of attention heads."""
+
+  num_experts: Optional[int]  # E; None: twice model.num_heads
+  experts_per_token: Optional[int]  # k; None: model.num_heads
+  expert_features: Optional[int]  # width of a head; None: model.features / model.num_heads
+  renormalize: bool
+  switch_coefficient: float  # of the auxiliary losses; 0 leaves one out
+  z_coefficient: float
+  cv_coefficient: float
+  dispatch: Literal["dense", "sorted"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MmaConfig:
+  """Mixed multi-head attention."""
+
+  local_window: int  # how far a local head sees
+
+
+@dataclasses.dataclass(frozen=True)
+class AuthorsConfig:
+  """The comparators as the DAMCHA authors' repository has them (`authors_*`)."""
+
+  allow_future_leak: bool  # authors_mma: let its future heads see the future
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+  """AdamW with warm-up and cosine decay."""
+
+  learning_rate: float
+  end_learning_rate_factor: float
+  warmup_steps: int
+  b1: float
+  b2: float
+  eps: float
+  weight_decay: float
+  clip_norm: float
+  accumulation_steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+  """Where corpora live and how Mix is made."""
+
+  data_dir: str
+  decontaminate: bool
+  max_held_out_bytes: Optional[int]  # of each source's validation and test part; None: all
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """Device mesh; at most one axis may be -1, which takes the devices that are left."""
+
+  data: int
+  fsdp: int
+  tensor: int
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+  every_steps: int
+  batch_size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+  every_steps: int
+  keep_last: int
+  keep_best: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LoggingConfig:
+  every_steps: int
+  tensorboard: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingConfig:
+  """The text printed at the end of a language-model run."""
+
+  prompt: str
+  num_tokens: int
+  temperature: float
+  top_k: int  # 0: off
+  top_p: float  # 1.0: off

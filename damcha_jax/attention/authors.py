@@ -102,7 +102,8 @@ class AuthorsDCMHA(AttentionBase):
 class AuthorsColMHA(AttentionBase):
   """Queries and keys of every head are mixtures of all heads' projections.
 
-    q_g = sum_h C_gh x W_Q^h;  k_g = sum_h E_gh x W_K^h;  y = concat_g softmax(q_g k_g^T / sqrt(K)) V_g  W_O
+    q_g = sum_h C_gh x W_Q^h;  k_g = sum_h E_gh x W_K^h
+    y = concat_g softmax(q_g k_g^T / sqrt(K)) V_g  W_O
 
   C and E start at I + 0.01 N. The original instead lets all heads share the columns of one pair of
   projections and reweighs these per head; its shared dimension is free.

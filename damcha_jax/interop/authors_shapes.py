@@ -80,7 +80,8 @@ def _describe_generator(
 def _heads(given: Optional[int], told: Optional[int], features: int) -> int:
   """H, from an option or the tensors."""
   if given is None and told is None:
-    raise OptionError("the shapes of this checkpoint do not tell the number of heads; give num_heads")
+    raise OptionError("the shapes of this checkpoint do not tell the number of heads; give"
+                      " num_heads")
   if given is not None and told is not None and given != told:
     raise OptionError(f"num_heads {given}, but the checkpoint has {told} heads")
   num_heads = told if given is None else given

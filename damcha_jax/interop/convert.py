@@ -45,7 +45,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
   )
   parser.add_argument("checkpoint", help=".pt, .pth, .bin, .npz or .safetensors")
   parser.add_argument("options", nargs="*", metavar="OPTION=VALUE",
-                      help="what the tensors do not tell, by the name of the constructor's argument")
+                      help="what the tensors do not tell, by the name of the argument there")
   parser.add_argument("--kind", required=True, choices=KINDS)
   parser.add_argument("--num_heads", type=int, help="where the tensors do not tell it")
   parser.add_argument("--output", required=True, help="a new directory")

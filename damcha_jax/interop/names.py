@@ -130,7 +130,10 @@ def linear(name: str, path: tuple[str, ...], kernel_axes: tuple[int, int], bias:
 
 def layer_norm(name: str, path: tuple[str, ...]) -> dict[str, Leaf]:
   """Names of torch's nn.LayerNorm."""
-  return {f"{name}.weight": Leaf((*path, "scale"), (1,)), f"{name}.bias": Leaf((*path, "bias"), (1,))}
+  return {
+      f"{name}.weight": Leaf((*path, "scale"), (1,)),
+      f"{name}.bias": Leaf((*path, "bias"), (1,)),
+  }
 
 
 def num_entries(prefix: str, arrays: Mapping[str, Any]) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 from damcha_jax.config import CheckpointConfig
 from damcha_jax.models.decoder import init_params, make_decoder
 from damcha_jax.training.checkpoint import Checkpointer
-from damcha_jax.training.language_model import parameter_groups
+from damcha_jax.training.decoder import parameter_groups
 from damcha_jax.training.optimizer import make_optimizer
 from damcha_jax.training.state import TrainState
 import lm_run

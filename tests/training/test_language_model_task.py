@@ -13,7 +13,7 @@ import pytest
 
 from configs import mix
 from damcha_jax.config import ConfigError, LanguageModelConfig, freeze
-from damcha_jax.training import language_model
+from damcha_jax.training import decoder, language_model
 from damcha_jax.training import optimizer as optimizer_lib
 from damcha_jax.training.sharding import path_name
 
@@ -52,12 +52,12 @@ def _fixed():
 
 def test_the_loss_is_cross_entropy_plus_the_sown_losses(fixed):
   model, params, batch, nats_BT = fixed
-  loss_sum, sums = language_model.loss_and_sums(model, params, batch, None)
+  loss_sum, sums = decoder.loss_and_sums(model, params, batch, None)
   weight = batch["weights"].sum()
   np.testing.assert_allclose(sums["nats"], nats_BT.sum(), rtol=1e-5)
   np.testing.assert_allclose(loss_sum / sums["weight"], nats_BT.sum() / weight + 0.75, rtol=1e-5)
   assert language_model.metrics_of(jax.device_get(sums))["balance"] == pytest.approx(0.75)
-  per_row = language_model.sums_per_row(model, params, batch)
+  per_row = decoder.sums_per_row(model, params, batch)
   np.testing.assert_allclose(per_row["nats"], nats_BT.sum(-1), rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(per_row["weight"], batch["weights"].sum(-1))
 

@@ -31,8 +31,9 @@ def get_config(size: str = "paper") -> ml_collections.ConfigDict:
                        "damcha")
   config.shapes = tuple(_shapes())
   if size == "smoke":
-    smoke = dict(num_layers=2, features=16, mlp_features=32, num_heads=2)
-    config.shapes = tuple({**entry, **smoke} for entry in config.shapes[::4])
+    small = dict(num_layers=2, features=16, mlp_features=32, num_heads=2)
+    table, model = config.shapes[0], config.shapes[len(LENGTHS)]
+    config.shapes = ({**table, **small}, {**model, **small, "damcha_widths": (4, 4)})
   return config.lock()
 
 
@@ -51,7 +52,7 @@ def base(name: str, size: str) -> ml_collections.ConfigDict:
   config.size = size
   config.attentions = ""
   config.seeds = (0,)
-  config.num_rounds = 9 if size == "paper" else 2  # of interleaved timing
+  config.num_rounds = 7 if size == "paper" else 2  # of interleaved timing
   config.shapes = ()
   config.scaling = None
   for section in ("damcha", "tha", "dcmha", "colmha", "moa", "mma", "authors", "optimizer"):
@@ -67,6 +68,7 @@ def shape(**fields: Any) -> dict[str, Any]:
       causal=True,
       first_commit=False,
       damcha_context="prefix",
+      omitted=(),
       initializer="lecun",  # no effect on costs
       attention_dropout_rate=0.0,
       attention_implementation="plain",  # one program for all: few of them have a fused kernel

@@ -42,28 +42,18 @@ class Contender:
 
   def __init__(self, config: EfficiencyConfig, shape: ShapeConfig, attention: str):
     self.shape, self.attention = shape, attention
-    self.stack = make_stack(config, shape, attention)
-    try:
-      self.params = complexity.param_shapes(self.stack, self.input_shape(1))
-    except ValueError as error:  # what an attention notices only when it sees its inputs
-      raise ConfigError(str(error)) from error
+    self._key = (config, _essence(shape, attention), attention)
+    self.stack, self.params = _build(config, _of_one_token(self._key[1]), attention)
     self._optimizer_config = dataclasses.replace(config.optimizer, warmup_steps=0)
 
-  @functools.cached_property
+  @property
   def costs(self) -> complexity.Costs:
     """Parameters and operations of one sequence's forward pass."""
-    return complexity.model_costs(self.stack, self.input_shape(1), params=self.params)
-
-  def input_shape(self, batch_size: int) -> jax.ShapeDtypeStruct:
-    shape = (batch_size, self.shape.context_length, self.shape.features)
-    return jax.ShapeDtypeStruct(shape, jnp.dtype(self.shape.dtype))
+    return _count(*self._key)
 
   def measurement(self, metric: str, value: float, unit: str, seed: Optional[int] = None,
                   note: Optional[str] = None) -> Measurement:
-    shape = self.shape
-    split = "train" if shape.measured == "train_step" else "test"
-    return Measurement(self.attention, shape.dataset, split, metric, value, unit, seed,
-                       shape.variant, note)
+    return _measurement(self.attention, self.shape, metric, value, unit, seed, note)
 
   def program(self) -> Program:
     """The forward pass, or the train step if the shape measures that, compiled."""
@@ -87,7 +77,7 @@ class Program:
   """A compiled function of a contender."""
 
   def __init__(self, contender: Contender, function: Callable[..., Any], optimizer: Optional[Any]):
-    x_BTD = contender.input_shape(contender.shape.batch_size)
+    x_BTD = _input_shape(contender.shape, contender.shape.batch_size)
     self._inputs = (contender.params, x_BTD)
     if optimizer is not None:
       opt_state = jax.eval_shape(optimizer.init, contender.params)
@@ -111,14 +101,21 @@ class Program:
     return functools.partial(self._compiled, *jax.tree.map(fill, self._inputs))
 
 
-def measure(config: EfficiencyConfig, contenders: Sequence[Contender]) -> Iterator[Measurement]:
-  """What attentions cost at one shape: counts, peak memory, times."""
+def make_contenders(config: EfficiencyConfig, shape: ShapeConfig) -> list[Contender]:
+  return [Contender(config, shape, attention) for attention in config.attention_names
+          if attention not in shape.omitted]
+
+
+def measure(config: EfficiencyConfig, shape: ShapeConfig,
+            contenders: Sequence[Contender]) -> Iterator[Measurement]:
+  """What the attentions cost at a shape: counts, peak memory, times."""
+  for attention in (name for name in config.attention_names if name in shape.omitted):
+    yield _measurement(attention, shape, "gflops", None, "GFLOP", note="cannot have this shape")
   for one in contenders:
     total = one.costs.total
     yield one.measurement("gflops", total.matmul / 1e9, "GFLOP")
     yield one.measurement("elementwise_gflops", total.elementwise / 1e9, "GFLOP")
     yield one.measurement("num_params", one.costs.num_params, "1")
-  shape = contenders[0].shape
   if shape.measured == "nothing":
     return
   programs = {one.attention: one.program() for one in contenders}
@@ -135,18 +132,63 @@ def measure(config: EfficiencyConfig, contenders: Sequence[Contender]) -> Iterat
 
 def _times(one: Contender, seconds: dict[str, list[float]], seed: int,
            contenders: Sequence[Contender]) -> Iterator[Measurement]:
+  """Ratios are to mha in the same round, so that a machine's slow moments fall on both."""
   note = f"medians of {len(seconds[one.attention])} interleaved rounds"
+  ratio_name = "step_time_ratio"
   if one.shape.measured == "forward":
+    ratio_name = "latency_ratio"
     median = statistics.median(seconds[one.attention])
     yield one.measurement("latency", 1e3 * median, "ms", seed, note)
     yield one.measurement("throughput", one.shape.batch_size / median, "1/s", seed, note)
-    return
-  reference = next(other for other in contenders if other.attention == "mha")
-  more = one.costs.num_params / reference.costs.num_params
-  if abs(more - 1) > 0.01:
-    note += f"; not parameter-matched: {more:.2f} times the parameters of mha"
-  ratio = complexity.median_ratio(seconds[one.attention], seconds["mha"])
-  yield one.measurement("step_time_ratio", ratio, "1", seed, note)
+  if "mha" in seconds:
+    reference = next(other for other in contenders if other.attention == "mha")
+    more = one.costs.num_params / reference.costs.num_params
+    if abs(more - 1) > 0.01:
+      note += f"; not parameter-matched: {more:.2f} times the parameters of mha"
+    ratio = complexity.median_ratio(seconds[one.attention], seconds["mha"])
+    yield one.measurement(ratio_name, ratio, "1", seed, note)
+
+
+def _measurement(attention: str, shape: ShapeConfig, metric: str, value: Optional[float], unit: str,
+                 seed: Optional[int] = None, note: Optional[str] = None) -> Measurement:
+  split = "train" if shape.measured == "train_step" else "test"
+  return Measurement(attention, shape.dataset, split, metric, value, unit, seed, shape.variant,
+                     note)
+
+
+def _essence(shape: ShapeConfig, attention: str) -> ShapeConfig:
+  """The shape without what makes no difference to this attention: equal ones are traced once."""
+  shape = dataclasses.replace(shape, dataset="", variant=None, batch_size=1, measured="nothing",
+                              omitted=())
+  if attention == "damcha":
+    return shape
+  return dataclasses.replace(shape, first_commit=False, damcha_context="prefix", damcha_stride=1,
+                             damcha_widths=())
+
+
+def _of_one_token(shape: ShapeConfig) -> ShapeConfig:
+  """Parameters do not depend on the length."""
+  return dataclasses.replace(shape, context_length=1)
+
+
+@functools.cache
+def _build(config: EfficiencyConfig, shape: ShapeConfig, attention: str) -> tuple[BlockStack, Any]:
+  stack = make_stack(config, shape, attention)
+  try:
+    return stack, complexity.param_shapes(stack, _input_shape(shape, 1))
+  except ValueError as error:  # what an attention notices only when it sees its inputs
+    raise ConfigError(str(error)) from error
+
+
+@functools.cache
+def _count(config: EfficiencyConfig, shape: ShapeConfig, attention: str) -> complexity.Costs:
+  stack, params = _build(config, _of_one_token(shape), attention)
+  return complexity.model_costs(stack, _input_shape(shape, 1), params=params)
+
+
+def _input_shape(shape: ShapeConfig, batch_size: int) -> jax.ShapeDtypeStruct:
+  size = (batch_size, shape.context_length, shape.features)
+  return jax.ShapeDtypeStruct(size, jnp.dtype(shape.dtype))
 
 
 def make_stack(config: EfficiencyConfig, shape: ShapeConfig, attention: str) -> BlockStack:

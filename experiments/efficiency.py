@@ -24,7 +24,7 @@ from damcha_jax.reporting import Measurement
 from damcha_jax.training.workdir import Workdir
 from experiments import common
 from experiments import scaling
-from experiments.contender import Contender, measure
+from experiments.contender import make_contenders, measure
 
 # The paper's names of what Table 2 compares, and of its columns.
 TABLE2_METHODS = {"authors_tha": "THA", "authors_dcmha": "DCMHA", "authors_colmha": "ColMHA",
@@ -43,8 +43,7 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
   interrupted run goes on with the next shape.
   """
   config = freeze(config, EfficiencyConfig)
-  contenders = [[Contender(config, shape, attention) for attention in config.attention_names]
-                for shape in config.shapes]
+  contenders = [make_contenders(config, shape) for shape in config.shapes]
   if any(shape.measured == "train_step" for shape in config.shapes) and (
       "mha" not in config.attention_names):
     raise ConfigError("step times are relative to mha; add it to config key 'attentions'")
@@ -53,7 +52,7 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
   findings = []
   for shape, stacks in zip(config.shapes, contenders, strict=True):
     findings += _kept(workdir / "-".join(filter(None, (shape.dataset, shape.variant))), config,
-                      lambda: [(one, _figure(table2, one)) for one in measure(config, stacks)])
+                      lambda: [(one, _figure(table2, one)) for one in measure(config, shape, stacks)])
   if config.scaling is not None:
     findings += _kept(workdir / "scaling", config, lambda: list(scaling.measure(config)))
   rows = _rows(findings)

@@ -91,8 +91,7 @@ def _along(config: EfficiencyConfig, axis: str) -> Iterator[tuple[Measurement, O
   values: dict[tuple[str, str], list[float]] = {}
   for size in sizes:
     shape = dataclasses.replace(config.scaling.shape, variant=f"{axis}={size}", **{field: size})
-    contenders = [Contender(config, shape, attention) for attention in config.attention_names]
-    for one in contender.measure(config, contenders):
+    for one in contender.measure(config, shape, contender.make_contenders(config, shape)):
       yield one, None
       if one.metric in GROWING and one.seed in (None, config.seeds[0]):
         values.setdefault((one.attention, one.metric), []).append(one.value)

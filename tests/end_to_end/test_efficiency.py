@@ -81,7 +81,7 @@ def test_complete_shapes_are_only_read_and_lost_ones_are_measured_again(small, c
 
 
 def test_scaling_agrees_with_the_formulas(tmp_path):
-  config = _config(costs, attentions="mha,damcha", shapes=())
+  config = _config(costs, attentions="mha", shapes=())
   efficiency.train_and_evaluate(config, tmp_path)
   rows = _rows(tmp_path)
   residuals = {key[2]: row["value"] for key, row in rows.items() if key[3] == "table7_residual"}

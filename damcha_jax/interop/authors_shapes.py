@@ -32,6 +32,7 @@ def _consistent(
     options: Mapping[str, Any], inferred: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
   """Options completed by what the tensors tell; a contradiction is an OptionError."""
+  options = {name: value for name, value in options.items() if value is not None}
   known = authors_damcha.known_options({**inferred, **options}, defaults)
   for name, value in inferred.items():
     if known[name] != value:

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from damcha_jax.interop import authors_baselines
 from damcha_jax.interop import authors_vit
 from damcha_jax.interop.names import from_arrays
+from damcha_jax.interop.torch_checkpoints import import_checkpoint
+from damcha_jax.interop.torch_checkpoints import KINDS
 
 
 @checks("VisionTransformer")
@@ -116,14 +118,14 @@ for _name in authors_baselines.BASELINES:
 @checks("BaselineTransformer")
 def check_baseline_transformer(golden: GoldenFile) -> None:
   """Output, every layer's output, and the output with padding at the real tokens."""
-  meta, options = golden.meta, {**golden.meta.get("defaults", {}), **golden.options}
-  baseline = options.pop("baseline", None) or meta["baseline"]
-  stack = authors_baselines.make_baseline_transformer(
-      baseline, meta["n_heads"], meta["d_ff"], meta["n_layers"], options
+  options = {**golden.meta.get("defaults", {}), **golden.options}
+  options.pop("baseline", None)  # the tensors tell
+  imported = import_checkpoint(
+      "baseline", golden.params(), options, num_heads=golden.meta["n_heads"]
   )
-  names = authors_baselines.baseline_transformer_names(baseline, meta["n_layers"])
+  stack, params = imported.module, imported.params
+  names = KINDS["baseline"].names(imported.description)
   x_BTD = golden.input("x")
-  params = from_arrays(golden.params(), names, abstract_params(stack, x_BTD))
 
   def run(params: Any, x_BTD: jax.Array, mask_BT: Any = None) -> tuple[jax.Array, jax.Array]:
     y_BTD, state = stack.apply(

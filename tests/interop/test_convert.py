@@ -115,6 +115,22 @@ def test_copies_of_a_shared_generator_must_agree() -> None:
     import_checkpoint("vit", arrays)
 
 
+def test_what_torch_repeats_or_derives_is_left_out() -> None:
+  description, _ = MODELS["transformer_shared"]
+  params, arrays = _arrays(description)
+  shared = "decoder.shared_mlp_module."
+  saved = dict(arrays)
+  for name, array in arrays.items():
+    if name.startswith(shared):
+      for layer in range(2):
+        saved[f"decoder.layers.{layer}.self_attn._shared_mlp.{name.removeprefix(shared)}"] = array
+  saved["decoder.pe.pe"] = np.zeros((4096, 12), np.float32)
+  saved[f"{shared}diag_mask"] = saved[f"{shared}off_diag_mask"] = np.zeros((12, 12), np.float32)
+  imported = import_checkpoint("transformer", saved)
+  assert imported.description == description
+  jax.tree.map(np.testing.assert_array_equal, imported.params, params)
+
+
 @pytest.mark.parametrize("options, num_heads, message", [
     ({"off_diag_mode": "mlp"}, None, "off_diag_mode='mlp', but the checkpoint has"),
     ({"use_M": False}, None, "use_M=False, but"),

@@ -119,4 +119,6 @@ def parameter_groups(config: DecoderConfig) -> tuple[ParameterGroup, ...]:
       ParameterGroup(r"(^|/)metric_blocks$", decay=True, copies=copies),
       ParameterGroup(r"(^|/)(embedding|positions|vector|scale|bias|\w+_bias)$", decay=False),
       ParameterGroup(r"(^|/)(head|kernel|\w+_kernel)$", decay=True),
+      # Matrices of the authors' attentions that are no layer of their own.
+      ParameterGroup(r"(^|/)attention/(mix_\w+|combine_\w+|query|key|value)$", decay=True),
   )

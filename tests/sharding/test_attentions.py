@@ -1,0 +1,38 @@
+"""A training step on a 4x2 mesh is that of one device, whatever the attention."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from damcha_jax.attention import ATTENTIONS
+import eight_devices_attentions
+from tiny_task import run_script
+
+# Between them, these have all logical axes and every way of mixing heads; compiling takes long.
+QUICK = ("dcmha", "moa")
+
+
+def _check(path: Path, names: list[str]) -> None:
+  done = run_script(Path(eight_devices_attentions.__file__), path, ",".join(names), num_devices=8)
+  assert done.returncode == 0, done.stderr
+  report = json.loads((path / "report.json").read_text())
+  assert list(report) == list(names)
+  for name, of in report.items():
+    np.testing.assert_allclose(of["losses"][1], of["losses"][0], rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(of["norms"][1], of["norms"][0], rtol=1e-4, err_msg=name)
+    assert of["difference"] < 1e-6 < 1e-5 < of["moved"], name
+    assert of["largest"] <= 0.5, name  # of any big array
+    auxiliary = ["switch_loss", "z_loss"] if name == "moa" else []
+    assert of["sums"] == sorted(["nats", "weight", *auxiliary])
+
+
+def test_a_step_on_eight_devices_is_that_of_one(tmp_path):
+  _check(tmp_path, QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in ATTENTIONS if name not in QUICK])
+def test_a_step_on_eight_devices_is_that_of_one_for_the_rest(tmp_path, name):
+  _check(tmp_path, [name])

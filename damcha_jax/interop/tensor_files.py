@@ -94,7 +94,7 @@ def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
-  with np.load(path, allow_pickle=False) as archive:
+  with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
     return {name: archive[name] for name in archive.files}
 
 
@@ -147,7 +147,8 @@ def write_safetensors(
         file.write(np.ascontiguousarray(array).tobytes())
     partial.replace(path)
   except OSError as error:
-    partial.unlink(missing_ok=True)
+    if partial.exists():
+      partial.unlink()
     raise TensorFileError(f"{path} cannot be written: {error.strerror or error}") from error
 
 

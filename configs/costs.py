@@ -2,9 +2,9 @@
 
   python -m experiments.efficiency --config=configs/costs.py
 
-Counts, peak memory and latency in the models of Sections 5.1 to 5.3; the constants that Table 7's
-formulas leave out, which `table7_residual` 0 shows to be all there is; exponents in T, D, H and N,
-counted and measured, with plots; step times relative to MHA.
+Counts, peak memory and latency of the layers of Section 5.1's model, GPT-2 and ViT-S/16; the
+constants that Table 7's formulas leave out, which `table7_residual` 0 shows to be all there is;
+exponents in T, D, H and N, counted and measured, with plots; step times relative to MHA.
 
   python -m experiments.efficiency --config=configs/costs.py:smoke
 
@@ -74,7 +74,7 @@ def _steps() -> Iterator[dict[str, Any]]:
     yield table2.shape(
         dataset="synthetic",
         variant=f"d128_t{length}",
-        batch_size=8,
+        batch_size=512 // length,
         context_length=length,
         num_layers=3,
         num_heads=8,
@@ -87,7 +87,7 @@ def _steps() -> Iterator[dict[str, Any]]:
   yield table2.shape(
       dataset="synthetic",
       variant="gpt2_layer",
-      batch_size=2,
+      batch_size=1,
       context_length=512,
       num_layers=1,
       num_heads=12,
@@ -116,7 +116,7 @@ def _scaling() -> ml_collections.ConfigDict:
           measured="forward",
       ),
       context_lengths=(64, 128, 256, 512, 1024),
-      features=(64, 128, 256, 512),
+      features=(64, 128, 256),
       num_heads=(4, 8, 16),
-      num_layers=(1, 2, 4, 8),
+      num_layers=(1, 2, 4),
   ))

@@ -10,6 +10,7 @@ import pytest
 
 from configs import costs
 from configs import table2
+from damcha_jax.attention import ATTENTIONS
 from damcha_jax.config import freeze
 from damcha_jax.config_efficiency import EfficiencyConfig
 from experiments import common
@@ -96,6 +97,19 @@ def test_scaling_agrees_with_the_formulas(tmp_path):
   assert exponent("generator") == pytest.approx(1)
   assert rows["mha", "synthetic", "in N", "gflops_exponent"]["value"] == pytest.approx(1)
   assert (tmp_path / "figures" / "gflops_T.png").stat().st_size > 0
+
+
+@pytest.mark.families
+def test_every_attention_is_counted_and_measured(tmp_path):
+  efficiency.train_and_evaluate(_config(costs), tmp_path)
+  rows = _rows(tmp_path)
+  for attention in ATTENTIONS:
+    assert rows[attention, "synthetic", "d128_t64", "step_time_ratio"]["value"] > 0
+    assert rows[attention, "synthetic", "in N", "gflops_exponent"]["value"] == pytest.approx(1)
+    latency = rows.get((attention, "synthetic", "vit_s16", "latency"))
+    assert (latency is None) == (attention == "mma")
+  omitted = rows["mma", "synthetic", "vit_s16", "gflops"]
+  assert omitted["value"] is None and omitted["note"]
 
 
 @pytest.mark.parametrize("override, message", [

@@ -113,12 +113,10 @@ def _describe_metric(
   return widths, inferred, _heads(num_heads, told, features)
 
 
-# --- TransformerPC ---
-
-
 def describe_transformer(
     arrays: Arrays, options: Mapping[str, Any], num_heads: Optional[int]
 ) -> dict[str, Any]:
+  """Of a TransformerPC."""
   first = "decoder.layers.0."
   mlp_features, features = shape_of(arrays, f"{first}ff.net.0.weight", 2)
   widths, inferred, num_heads = _describe_metric(
@@ -137,12 +135,10 @@ def describe_transformer(
   )
 
 
-# --- VisionTransformer ---
-
-
 def describe_vit(
     arrays: Arrays, options: Mapping[str, Any], num_heads: Optional[int]
 ) -> dict[str, Any]:
+  """Of a VisionTransformer."""
   features, num_channels, patch_size, _ = shape_of(arrays, "patch_embed.proj.weight", 4)
   num_tokens = shape_of(arrays, "pos_embed", 3)[1]
   mlp_features, _ = shape_of(arrays, "blocks.0.mlp.0.weight", 2)
@@ -168,12 +164,10 @@ def describe_vit(
   )
 
 
-# --- BaselineTransformer ---
-
-
 def describe_baseline(
     arrays: Arrays, options: Mapping[str, Any], num_heads: Optional[int]
 ) -> dict[str, Any]:
+  """Of a BaselineTransformer."""
   mlp_features, features = shape_of(arrays, "decoder.layers.0.ff.net.0.weight", 2)
   prefix = "decoder.layers.0.self_attn."
   shape = lambda name: shape_of(arrays, prefix + name, 3 if name == "W_q" else 2)

@@ -4,9 +4,10 @@ Everything comes from Debian packages, fetched with `apt-get download` and unpac
 `dpkg-deb`, so neither needs root nor installs anything:
 
   python -m damcha_jax.data.make_samples text                  # rewrites damcha_jax/data/samples/
+  python -m damcha_jax.data.make_samples images                # needs fonttools and Pillow
   python -m damcha_jax.data.make_samples dictionary --out=DIR  # DIR/webster.txt, 40 MB
 
-The second prints the path to give to a run as `--config.dataset=...`. `--debs=DIR` takes the
+The last prints the path to give to a run as `--config.dataset=...`. `--debs=DIR` takes the
 packages from a folder instead of the network.
 """
 
@@ -14,15 +15,14 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import hashlib
 import lzma
-import os
 from pathlib import Path
-import subprocess
 import sys
 import tempfile
 
-from damcha_jax.errors import DataError, UserError
+from damcha_jax.data import emoji
+from damcha_jax.data.debian import only, report, unpack, write
+from damcha_jax.errors import UserError
 
 SAMPLES_DIR = Path(__file__).parent / "samples"
 TEXT_FILE = "python_docs.rst.xz"
@@ -34,9 +34,9 @@ DICTIONARY_PACKAGE = "dict-gcide"
 def main(argv: list[str] | None = None) -> int:
   parser = argparse.ArgumentParser(prog="python -m damcha_jax.data.make_samples",
                                    description=__doc__.split("\n", maxsplit=1)[0])
-  parser.add_argument("what", choices=["text", "dictionary"])
-  parser.add_argument("--out", type=Path, help="folder to write to; default for 'text': the "
-                      "package's own samples folder")
+  parser.add_argument("what", choices=["text", "images", "dictionary"])
+  parser.add_argument("--out", type=Path, help="folder to write to; by default the package's own "
+                      "samples folder, except for 'dictionary'")
   parser.add_argument("--debs", type=Path, help="folder that already holds the .deb files")
   args = parser.parse_args(argv)
   if args.what == "dictionary" and args.out is None:
@@ -44,6 +44,8 @@ def main(argv: list[str] | None = None) -> int:
   try:
     if args.what == "text":
       make_text(args.out or SAMPLES_DIR, args.debs)
+    elif args.what == "images":
+      emoji.make_images(args.out or SAMPLES_DIR, args.debs)
     else:
       make_dictionary(args.out, args.debs)
   except UserError as error:
@@ -84,49 +86,6 @@ def join_documents(folder: Path) -> bytes:
   paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.txt")}
   documents = [paths[name].read_bytes() for name in sorted(paths)]
   return b"".join(text if text.endswith(b"\n") else text + b"\n" for text in documents)
-
-
-def unpack(package: str, root: Path, debs: Path | None) -> None:
-  """Unpacks a Debian package into `root`, fetching it first unless it lies in `debs`."""
-  folder = debs or root
-  if debs is None:
-    run(["apt-get", "download", package], cwd=root,
-        remedy=f"run 'apt-get update', or put {package}_*.deb into a folder and pass --debs")
-  found = sorted(folder.glob(f"{package}_*.deb"))
-  if not found:
-    raise DataError(f"no {package}_*.deb in {folder}")
-  run(["dpkg-deb", "-x", str(found[-1].resolve()), str(root)], cwd=root,
-      remedy=f"the file {found[-1]} may be incomplete; fetch it again")
-
-
-def run(command: list[str], cwd: Path, remedy: str) -> None:
-  try:
-    subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True)
-  except FileNotFoundError as error:
-    raise DataError(f"'{command[0]}' is not installed; run this on Debian or Ubuntu") from error
-  except subprocess.CalledProcessError as error:
-    last = (error.stderr.strip().splitlines() or ["no message"])[-1]
-    raise DataError(f"'{' '.join(command)}' failed ({last}); {remedy}") from error
-
-
-def only(paths) -> Path:
-  paths = list(paths)
-  if len(paths) != 1:
-    raise DataError(f"the package's layout has changed: expected one path, found {paths}")
-  return paths[0]
-
-
-def write(path: Path, data: bytes) -> None:
-  """Writes through a temporary name, so that a killed run leaves no half file."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(path.name + ".partial")
-  partial.write_bytes(data)
-  os.replace(partial, path)
-
-
-def report(path: Path, data: bytes, packed_size: int | None = None) -> None:
-  packed = "" if packed_size is None else f", {packed_size:,} compressed"
-  print(f"{path}: {len(data):,} bytes{packed}, md5 {hashlib.md5(data).hexdigest()}")
 
 
 if __name__ == "__main__":

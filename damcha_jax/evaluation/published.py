@@ -30,6 +30,7 @@ class Published(NamedTuple):
     file_name: its name there.
     num_bytes: its size.
     sha256: its hash.
+    companions: files of the same folder that are needed too.
   """
 
   title: str
@@ -37,6 +38,7 @@ class Published(NamedTuple):
   file_name: str
   num_bytes: int
   sha256: str
+  companions: tuple[str, ...] = ()
 
 
 # The 2015 TensorFlow graph of FID as PyTorch tensors; pytorch-fid and torch-fidelity publish the
@@ -56,13 +58,15 @@ BART = Published(
     file_name="model.safetensors",
     num_bytes=1_625_222_120,
     sha256="40041830399afb5348525ef8354b007ecec4286fdf3524f7e6b54377e17096cb",
+    companions=("config.json", "tokenizer.json"),
 )
 
 
 def how_to_get(published: Published) -> str:
   """What to fetch and how to check it, in one line."""
+  also = f", with {' and '.join(published.companions)} beside it," if published.companions else ""
   return (
-      f"fetch {published.url} ({published.num_bytes:,} bytes) and check it with"
+      f"fetch {published.url} ({published.num_bytes:,} bytes){also} and check it with"
       " python -m damcha_jax.evaluation.weights"
   )
 
@@ -115,7 +119,7 @@ def fill(
   """Tensors under torch's names as a parameter tree.
 
   A leaf `a/b/kernel` is filled by `a.b.weight`, whose output axis comes first in torch and last
-  here; `scale` and `embedding` are `weight` too.
+  here; `scale` and `embedding` are `weight` too. Kernels may be stacks of matrices.
 
   Args:
     path: the file, for messages.
@@ -139,7 +143,7 @@ def fill(
   for leaf, name in names.items():
     array = np.asarray(arrays[name], np.float32)
     if leaf.endswith("kernel"):
-      array = array.T if array.ndim == 2 else array.transpose(2, 3, 1, 0)
+      array = array.transpose(2, 3, 1, 0) if array.ndim == 4 else array.swapaxes(-2, -1)
     if array.shape != leaves[leaf].shape:
       raise WeightsError(
           f"{path} holds another model: {name} has shape {arrays[name].shape}, and"

@@ -14,6 +14,7 @@ import numpy as np
 import pytorch_fid.inception
 from random_weights import random_images
 from random_weights import random_tensors
+import tokenizers
 import torch
 import torch_fidelity.feature_extractor_inceptionv3
 import torchvision
@@ -46,8 +47,23 @@ def inception() -> None:
   np.savez(FOLDER / "inception.npz", **{"tf": tf, "pytorch-fid": areas})
 
 
+def bart_tokenizer() -> None:
+  """A byte-level BPE with some merges, whose special tokens stand where BART has them."""
+  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.decoder = tokenizers.decoders.ByteLevel()
+  trainer = tokenizers.trainers.BpeTrainer(
+      vocab_size=290, special_tokens=["<s>", "<pad>", "</s>", "<unk>"], show_progress=False,
+      initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
+  tokenizer.train_from_iterator(SOURCES + TARGETS, trainer)
+  tokenizer.post_processor = tokenizers.processors.RobertaProcessing(
+      ("</s>", 2), ("<s>", 0), trim_offsets=False, add_prefix_space=False)
+  tokenizer.save(str(FOLDER / "bart" / "tokenizer.json"), pretty=False)
+
+
 def bart() -> None:
   """Mean log p of targets given sources under a tiny BART, each pair alone."""
+  bart_tokenizer()
   config = transformers.BartConfig.from_json_file(FOLDER / "bart" / "config.json")
   model = transformers.BartForConditionalGeneration(config).eval()
   shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -71,7 +87,8 @@ def bart() -> None:
   shapes = {name: list(array.shape) for name, array in arrays.items()}
   contents = {"sources": SOURCES, "targets": TARGETS, "tokens": tokens, "scores": scores,
               "shapes": shapes}
-  (FOLDER / "bart.json").write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
+  lines = ",\n".join(f'"{key}": {json.dumps(value)}' for key, value in contents.items())
+  (FOLDER / "bart.json").write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
 def main() -> None:

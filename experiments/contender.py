@@ -27,6 +27,8 @@ Array = jax.Array
 
 # Of the layer bias at the authors' first public commit.
 FIRST_COMMIT_RANK = 16
+FIRST_COMMIT = ("as at the authors' first public commit: M from one linear layer on a learned "
+                f"vector, and a layer bias of rank {FIRST_COMMIT_RANK}")
 
 
 class Contender:
@@ -113,7 +115,9 @@ def measure(config: EfficiencyConfig, shape: ShapeConfig,
     yield _measurement(attention, shape, "gflops", None, "GFLOP", note="cannot have this shape")
   for one in contenders:
     total = one.costs.total
-    yield one.measurement("gflops", total.matmul / 1e9, "GFLOP")
+    first_commit = shape.first_commit and one.attention == "damcha"
+    yield one.measurement("gflops", total.matmul / 1e9, "GFLOP",
+                          note=FIRST_COMMIT if first_commit else None)
     yield one.measurement("elementwise_gflops", total.elementwise / 1e9, "GFLOP")
     yield one.measurement("num_params", one.costs.num_params, "1")
   if shape.measured == "nothing":

@@ -52,7 +52,7 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
   findings = []
   for shape, stacks in zip(config.shapes, contenders, strict=True):
     findings += _kept(workdir / "-".join(filter(None, (shape.dataset, shape.variant))), config,
-                      lambda: [(one, _figure(table2, one)) for one in measure(config, shape, stacks)])
+                      lambda: [_beside(table2, one) for one in measure(config, shape, stacks)])
   if config.scaling is not None:
     findings += _kept(workdir / "scaling", config, lambda: list(scaling.measure(config)))
   rows = _rows(findings)
@@ -85,18 +85,22 @@ def _kept(directory: Path, config: EfficiencyConfig,
   return [(Measurement(**one), paper) for one, paper in result["findings"]]
 
 
-def _figure(table2: dict[str, Any], one: Measurement) -> Optional[float]:
-  """The paper's figure; those for memory and latency are of a device and units it does not name."""
+def _beside(table2: dict[str, Any], one: Measurement) -> Finding:
+  """A measurement with the paper's figure, if Table 2 has one."""
   if one.variant is not None or one.metric not in TABLE2_METRICS:
-    return None
+    return one, None
   methods = table2.get(TABLE2_DATASETS.get(one.dataset), {})
-  return methods.get(TABLE2_METHODS.get(one.attention), {}).get(TABLE2_METRICS[one.metric])
+  figure = methods.get(TABLE2_METHODS.get(one.attention), {}).get(TABLE2_METRICS[one.metric])
+  if figure is not None and one.metric != "gflops":
+    notes = filter(None, (one.note, "the paper names neither its device nor its unit of memory"))
+    one = dataclasses.replace(one, note="; ".join(notes))
+  return one, figure
 
 
 def _rows(findings: list[Finding]) -> list[reporting.Row]:
   figures = dict(findings)
   rows = reporting.summary_rows(figures, False, figures.get)
-  for row in rows:  # times and memory are of this machine, counts at Table 2's sizes of any
+  for row in rows:  # counts at Table 2's sizes hold anywhere; times and memory are this machine's
     row["comparable"] = row["metric"] == "gflops" and row["paper"] is not None
   return rows
 

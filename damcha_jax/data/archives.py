@@ -1,4 +1,4 @@
-"""Finds or downloads a published corpus file, and reads it only if its size and hash are right."""
+"""Finds or downloads a published archive, and reads a corpus only if its size and hash are right."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import http.client
 import os
 from pathlib import Path
 import tempfile
-from typing import Optional
+from typing import Optional, Protocol
 import urllib.request
 import zipfile
 import zlib
@@ -19,15 +19,23 @@ _TIMEOUT_S = 60
 _BLOCK = 1 << 20
 
 
-def find(corpus: ByteCorpus, folder: Path) -> Optional[Path]:
-  """The corpus's file or zip archive in `folder`, or None."""
+class Source(Protocol):
+  """What is published under a name, in an archive at a URL."""
+
+  name: str
+  url: str
+  archive: str  # the file's name
+
+
+def find(corpus: Source, folder: Path) -> Optional[Path]:
+  """The archive in `folder`, or the file of its name, or None."""
   for name in (corpus.name, corpus.archive):
     if (folder / name).is_file():
       return folder / name
   return None
 
 
-def download(corpus: ByteCorpus, folder: Path) -> Path:
+def download(corpus: Source, folder: Path) -> Path:
   """Fetches the archive into `folder`, where it appears whole or not at all.
 
   Raises:

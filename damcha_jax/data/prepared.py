@@ -6,6 +6,7 @@ with each split's size and md5. The folder appears whole, by one rename, or not 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import hashlib
 import json
 import os
@@ -91,22 +92,31 @@ def verify_prepared(name: str, data_dir: str | Path) -> None:
 
 def write_prepared(name: str, data_dir: str | Path, data: bytes) -> None:
   """Writes the splits of `data`, whose hash the caller has verified, replacing what is there."""
-  folder = prepared_dir(name, data_dir)
+  arrays = {split: np.frombuffer(data, np.uint8)[a:b]
+            for split, (a, b) in corpora.split_bounds(len(data)).items()}
+  splits = {split: {"num_bytes": len(array), "md5": hashlib.md5(array).hexdigest()}
+            for split, array in arrays.items()}
+  write_folder(prepared_dir(name, data_dir), arrays,
+               {"format": FORMAT, "name": name, "md5": corpora.CORPORA[name].md5,
+                "splits": splits})
+
+
+def write_folder(folder: Path, arrays: Mapping[str, np.ndarray], metadata: Any) -> None:
+  """Writes `<name>.npy` for every array and metadata.json, whole or not at all.
+
+  Raises:
+    DataError: the folder cannot be written.
+  """
   folder.parent.mkdir(parents=True, exist_ok=True)
-  for stale in folder.parent.glob(f".{name}.*.partial"):  # of a preparation that was killed
+  for stale in folder.parent.glob(f".{folder.name}.*.partial"):  # of a preparation that was killed
     shutil.rmtree(stale, ignore_errors=True)
-  partial = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".partial", dir=folder.parent))
+  partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
   try:
     os.chmod(partial, 0o755)
-    splits = {}
-    for split, (a, b) in corpora.split_bounds(len(data)).items():
-      array = np.frombuffer(data, np.uint8)[a:b]
-      with open(partial / f"{split}.npy", "wb") as file:
+    for name, array in arrays.items():
+      with open(partial / f"{name}.npy", "wb") as file:
         np.save(file, array)
         _sync(file)
-      splits[split] = {"num_bytes": b - a, "md5": hashlib.md5(array).hexdigest()}
-    metadata = {"format": FORMAT, "name": name, "md5": corpora.CORPORA[name].md5,
-                "splits": splits}
     with open(partial / "metadata.json", "w") as file:
       json.dump(metadata, file, indent=2)
       _sync(file)

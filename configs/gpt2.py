@@ -82,7 +82,7 @@ def paper(dataset: str) -> ml_collections.ConfigDict:
       allow_future_leak=False,
   ))
 
-  _comparators(config)
+  comparators(config)
 
   config.optimizer = ml_collections.ConfigDict(dict(
       learning_rate=6e-4,  # 5.4
@@ -102,6 +102,26 @@ def paper(dataset: str) -> ml_collections.ConfigDict:
       max_held_out_bytes=config_dict.placeholder(int),  # 5.4: whole splits
   ))
 
+  execution(config)
+
+  config.evaluation = ml_collections.ConfigDict(dict(
+      every_steps=5_000,  # omitted: 20 points on the curve, each over the whole validation split
+      batch_size=64,  # no effect on results
+  ))
+  config.checkpoint = ml_collections.ConfigDict(dict(every_steps=5_000, keep_last=2, keep_best=1))
+  config.logging = ml_collections.ConfigDict(dict(every_steps=100, tensorboard=True))
+  config.sampling = ml_collections.ConfigDict(dict(
+      prompt="The ",
+      num_tokens=400,
+      temperature=0.8,  # omitted: the paper shows no text from these models
+      top_k=0,
+      top_p=0.95,
+  ))
+  return config
+
+
+def execution(config: ml_collections.ConfigDict) -> None:
+  """Devices and random numbers; none of it has an effect on results beyond rounding."""
   config.mesh = ml_collections.ConfigDict(dict(data=-1, fsdp=1, tensor=1))  # -1: all devices
   # Which mesh axes each named axis of the parameters and the batch is split over.
   config.logical_rules = (
@@ -119,25 +139,10 @@ def paper(dataset: str) -> ml_collections.ConfigDict:
       ("experts", "tensor"),
       ("norm", None),
   )
-
-  config.evaluation = ml_collections.ConfigDict(dict(
-      every_steps=5_000,  # omitted: 20 points on the curve, each over the whole validation split
-      batch_size=64,  # no effect on results
-  ))
-  config.checkpoint = ml_collections.ConfigDict(dict(every_steps=5_000, keep_last=2, keep_best=1))
-  config.logging = ml_collections.ConfigDict(dict(every_steps=100, tensorboard=True))
-  config.sampling = ml_collections.ConfigDict(dict(
-      prompt="The ",
-      num_tokens=400,
-      temperature=0.8,  # omitted: the paper shows no text from these models
-      top_k=0,
-      top_p=0.95,
-  ))
   config.prng_impl = "threefry2x32"  # the same numbers on every backend and device count
-  return config
 
 
-def _comparators(config: ml_collections.ConfigDict) -> None:
+def comparators(config: ml_collections.ConfigDict) -> None:
   """The other attentions, each as its own paper trains it; all values are omitted by the paper.
 
   Every comparator keeps its own paper's initial values, whatever `model.initializer` says.

@@ -14,6 +14,8 @@ from ml_collections import ConfigDict
 from damcha_jax.config import conversion
 from damcha_jax.config.conversion import ConfigError, to_dict, unknown_key_message
 from damcha_jax.config.decoder import DecoderConfig, LanguageModelConfig
+from damcha_jax.config.image_generation import (ImageDataConfig, ImageGenerationConfig,
+                                                ImageMetricsConfig, ImageSamplingConfig)
 from damcha_jax.config.sections import (AuthorsConfig, CheckpointConfig, ColmhaConfig, DamchaConfig,
                                         DataConfig, DcmhaConfig, EvaluationConfig, LoggingConfig,
                                         MeshConfig, MmaConfig, MoaConfig, ModelConfig,

@@ -15,8 +15,8 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from damcha_jax.evaluation.measurement import MetricError
-from damcha_jax.evaluation.measurement import require_finite
+from damcha_jax.evaluation.report import MetricError
+from damcha_jax.evaluation.report import require_finite
 
 GROUP_SIZE = 50  # the paper's FID@Top-50 is of this many samples
 _BLOCK = 1024  # rows of a kernel matrix at a time
@@ -88,19 +88,10 @@ def frechet_distance(x: Statistics, y: Statistics) -> float:
           - 2 * float(trace))
 
 
-class GroupedDistance(NamedTuple):
-  """Mean and quartiles over groups."""
-
-  mean: float
-  q25: float
-  q75: float
-  num_groups: int
-
-
-def grouped_frechet_distance(
+def grouped_frechet_distances(
     features_NF: np.ndarray, reference: Statistics, group_size: int = GROUP_SIZE
-) -> GroupedDistance:
-  """The Frechet distance of disjoint groups of consecutive samples to a reference.
+) -> np.ndarray:
+  """The Frechet distance of each disjoint group of consecutive samples to a reference, [N / size].
 
   A distance of so few samples is dominated by its bias, so compare it with that of real images in
   groups of the same size only. Samples beyond the last whole group are left out.
@@ -111,9 +102,7 @@ def grouped_frechet_distance(
   features_NF = _features("features", features_NF, at_least=group_size)
   groups = [features_NF[start : start + group_size]
             for start in range(0, len(features_NF) - group_size + 1, group_size)]
-  distances = [frechet_distance(statistics(group), reference) for group in groups]
-  q25, q75 = np.quantile(distances, (0.25, 0.75))
-  return GroupedDistance(float(np.mean(distances)), float(q25), float(q75), len(groups))
+  return np.array([frechet_distance(statistics(group), reference) for group in groups])
 
 
 def kernel_distance(x_NF: np.ndarray, y_MF: np.ndarray) -> float:
@@ -187,10 +176,17 @@ def diversity(features_NF: np.ndarray) -> float:
   return float(total / (len(features_NF) * (len(features_NF) - 1)))
 
 
-def cached_statistics(
+class Reference(NamedTuple):
+  """Features of real images and their statistics."""
+
+  features_MF: np.ndarray
+  statistics: Statistics
+
+
+def cached_reference(
     path: Optional[str | Path], key: Mapping[str, str], compute: Callable[[], np.ndarray]
-) -> Statistics:
-  """Statistics of `compute()`, kept in a .npz file for the next time.
+) -> Reference:
+  """The reference of features `compute()`, kept in a .npz file for the next time.
 
   Args:
     path: the file; None keeps nothing.
@@ -202,26 +198,32 @@ def cached_statistics(
     MetricError: as `statistics`, or the file cannot be written.
   """
   text = json.dumps(dict(key), sort_keys=True)
-  if path is None:
-    return statistics(compute())
-  path = Path(path).expanduser()
-  try:
-    with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-      if archive["key"].item() == text:
-        return Statistics(int(archive["num_samples"]), archive["mean_F"], archive["factor_RF"])
-  except Exception:  # pylint: disable=broad-except; missing, or damaged in any way
-    pass
-  result = statistics(compute())
+  if path is not None:
+    path = Path(path).expanduser()
+    try:
+      with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+        if archive["key"].item() == text:
+          kept = [archive[name] for name in Statistics._fields]
+          return Reference(archive["features_MF"], Statistics(int(kept[0]), *kept[1:]))
+    except Exception:  # pylint: disable=broad-except; missing, or damaged in any way
+      pass
+  features_MF = compute()
+  result = Reference(features_MF, statistics(features_MF))
+  if path is not None:
+    _write(path, key=text, features_MF=features_MF, **result.statistics._asdict())
+  return result
+
+
+def _write(path: Path, **arrays: np.ndarray | str | int) -> None:
   partial = path.with_name(f".{path.name}.{os.getpid()}.npz")
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(partial, key=text, **result._asdict())
+    np.savez(partial, **arrays)
     partial.replace(path)
   except OSError as error:
     if partial.exists():
       partial.unlink()
     raise MetricError(f"{path} cannot be written: {error.strerror or error}") from error
-  return result
 
 
 def _features(name: str, features_NF: np.ndarray, at_least: int) -> np.ndarray:

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from damcha_jax.evaluation.measurement import MetricError
-from damcha_jax.evaluation.measurement import require_finite
+from damcha_jax.evaluation.report import MetricError
+from damcha_jax.evaluation.report import require_finite
 
 TOP = 50  # the paper's Top-50
 RANKINGS = ("per_token", "summed")
 
 
-def mse_completion(completed: np.ndarray, truth: np.ndarray, num_given_rows: int) -> float:
-  """Mean squared error over the rows that a model completed, the upper ones being given.
+def mse_completion(completed: np.ndarray, truth: np.ndarray, num_given_rows: int) -> np.ndarray:
+  """Mean squared error over the rows that a model completed, the upper ones being given, [N].
 
   Raises:
     MetricError: no images, other shapes or dtypes, or the given rows differ.
@@ -31,13 +31,15 @@ def mse_completion(completed: np.ndarray, truth: np.ndarray, num_given_rows: int
     raise MetricError(f"{num_given_rows} given rows of {truth.shape[1]} leave nothing to complete")
   if (completed[:, :num_given_rows] != truth[:, :num_given_rows]).any():
     raise MetricError("the completions do not keep the rows that were given")
-  return float(np.square(completed - truth)[:, num_given_rows:].mean())
+  squares = np.square(completed - truth)[:, num_given_rows:]
+  return squares.mean(tuple(range(1, squares.ndim)))
 
 
-def mse_unpaired(samples: np.ndarray, reference: np.ndarray) -> float:
-  """Mean squared error of sample i to reference image i, as far as both go: the paper's MSE.
+def mse_unpaired(samples: np.ndarray, reference: np.ndarray) -> np.ndarray:
+  """Mean squared error of sample i to reference image i, [N]: the paper's MSE.
 
-  Nothing relates the two, so its control is `mse_unrelated` of the reference.
+  Nothing relates the two, so its control is `mse_unrelated` of the reference. Of the longer set,
+  what goes beyond the other is left out.
 
   Raises:
     MetricError: no images, or other shapes or dtypes.
@@ -46,7 +48,7 @@ def mse_unpaired(samples: np.ndarray, reference: np.ndarray) -> float:
   if samples.shape[1:] != reference.shape[1:]:
     raise MetricError(f"samples of {samples.shape[1:]} do not fit images of {reference.shape[1:]}")
   num = min(len(samples), len(reference))
-  return float(np.square(samples[:num] - reference[:num]).mean())
+  return np.square(samples[:num] - reference[:num]).mean(tuple(range(1, samples.ndim)))
 
 
 def mse_unrelated(images: np.ndarray) -> float:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from damcha_jax.evaluation import published
-from damcha_jax.evaluation.measurement import MetricError
+from damcha_jax.evaluation.report import MetricError
 from damcha_jax.evaluation.published import WeightsError
 from damcha_jax.interop import tensor_files
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from damcha_jax.evaluation import frechet
-from damcha_jax.evaluation.measurement import MetricError
+from damcha_jax.evaluation.report import MetricError
 
 
 def _draw(num: int, num_features: int, seed: int = 0, shift: float = 0.0) -> np.ndarray:
@@ -79,12 +79,10 @@ def test_groups_are_disjoint_and_whole() -> None:
   features_NF, reference = _draw(27, 6), frechet.statistics(_draw(100, 6, seed=1))
   distances = [frechet.frechet_distance(frechet.statistics(features_NF[i : i + 8]), reference)
                for i in (0, 8, 16)]
-  actual = frechet.grouped_frechet_distance(features_NF, reference, group_size=8)
-  assert actual.num_groups == 3
-  assert actual.mean == pytest.approx(np.mean(distances))
-  assert (actual.q25, actual.q75) == pytest.approx(tuple(np.quantile(distances, [0.25, 0.75])))
+  actual = frechet.grouped_frechet_distances(features_NF, reference, group_size=8)
+  np.testing.assert_allclose(actual, distances)
   with pytest.raises(MetricError, match="at least 50 samples"):
-    frechet.grouped_frechet_distance(features_NF, reference)
+    frechet.grouped_frechet_distances(features_NF, reference)
 
 
 def test_kernel_distance_is_that_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +129,7 @@ def test_diversity_and_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("metric", [
     lambda x, y: frechet.frechet_distance(frechet.statistics(x), frechet.statistics(y)),
-    lambda x, y: frechet.grouped_frechet_distance(x, frechet.statistics(y), 4),
+    lambda x, y: frechet.grouped_frechet_distances(x, frechet.statistics(y), 4),
     frechet.kernel_distance,
     frechet.feature_distance,
     lambda x, y: frechet.diversity(x),
@@ -155,26 +153,28 @@ def test_different_numbers_of_features_are_refused() -> None:
     frechet.kernel_distance(_draw(8, 3), _draw(8, 4))
 
 
-def test_statistics_are_computed_once_per_key(tmp_path: pathlib.Path) -> None:
+def test_a_reference_is_computed_once_per_key(tmp_path: pathlib.Path) -> None:
   path, calls = tmp_path / "new" / "real.npz", []
 
   def compute() -> np.ndarray:
     calls.append(1)
     return _draw(20, 5)
 
-  first = frechet.cached_statistics(path, {"mode": "tf"}, compute)
-  again = frechet.cached_statistics(path, {"mode": "tf"}, compute)
-  assert len(calls) == 1 and again.num_samples == 20
-  assert frechet.frechet_distance(first, again) == pytest.approx(0, abs=1e-12)
-  frechet.cached_statistics(path, {"mode": "pytorch-fid"}, compute)
+  first = frechet.cached_reference(path, {"mode": "tf"}, compute)
+  again = frechet.cached_reference(path, {"mode": "tf"}, compute)
+  assert len(calls) == 1 and again.statistics.num_samples == 20
+  np.testing.assert_array_equal(again.features_MF, first.features_MF)
+  distance = frechet.frechet_distance(first.statistics, again.statistics)
+  assert distance == pytest.approx(0, abs=1e-12)
+  frechet.cached_reference(path, {"mode": "pytorch-fid"}, compute)
   path.write_bytes(path.read_bytes()[:100])
-  frechet.cached_statistics(path, {"mode": "pytorch-fid"}, compute)
-  frechet.cached_statistics(None, {}, compute)
+  frechet.cached_reference(path, {"mode": "pytorch-fid"}, compute)
+  frechet.cached_reference(None, {}, compute)
   assert len(calls) == 4
   assert [file.name for file in path.parent.iterdir()] == ["real.npz"]
   (tmp_path / "file").touch()
   with pytest.raises(MetricError, match="cannot be written"):
-    frechet.cached_statistics(tmp_path / "file" / "x.npz", {}, compute)
+    frechet.cached_reference(tmp_path / "file" / "x.npz", {}, compute)
 
 
 @pytest.mark.slow

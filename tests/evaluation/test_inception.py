@@ -13,7 +13,7 @@ from random_weights import random_tensors
 
 from damcha_jax.evaluation import inception
 from damcha_jax.evaluation import published
-from damcha_jax.evaluation.measurement import MetricError
+from damcha_jax.evaluation.report import MetricError
 from damcha_jax.evaluation.published import WeightsError
 from damcha_jax.interop import tensor_files
 

@@ -5,10 +5,13 @@ Everything comes from Debian packages, fetched with `apt-get download` and unpac
 
   python -m damcha_jax.data.make_samples text                  # rewrites damcha_jax/data/samples/
   python -m damcha_jax.data.make_samples images                # needs fonttools and Pillow
+  python -m damcha_jax.data.make_samples pairs                 # English-German sentence pairs
+  python -m damcha_jax.data.make_samples concepts              # concept sets and sentences
+  python -m damcha_jax.data.make_samples more_pairs --out=DIR  # with 18,500 of a GPL dictionary
   python -m damcha_jax.data.make_samples dictionary --out=DIR  # DIR/webster.txt, 40 MB
 
-The last prints the path to give to a run as `--config.dataset=...`. `--debs=DIR` takes the
-packages from a folder instead of the network.
+The file or, of pairs, the folder that the last two make is given to a run as
+`--config.dataset=...`. `--debs=DIR` takes the packages from a folder instead of the network.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from pathlib import Path
 import sys
 import tempfile
 
-from damcha_jax.data import emoji
+from damcha_jax.data import concept_sets, emoji, sentence_pairs
 from damcha_jax.data.debian import only, report, unpack, write
 from damcha_jax.errors import UserError
 
@@ -29,25 +32,24 @@ TEXT_FILE = "python_docs.rst.xz"
 TEXT_LICENSE = "LICENSE.python_docs"
 TEXT_PACKAGE = "python3.11-doc"
 DICTIONARY_PACKAGE = "dict-gcide"
+TOO_LARGE = ("dictionary", "more_pairs")
 
 
 def main(argv: list[str] | None = None) -> int:
   parser = argparse.ArgumentParser(prog="python -m damcha_jax.data.make_samples",
                                    description=__doc__.split("\n", maxsplit=1)[0])
-  parser.add_argument("what", choices=["text", "images", "dictionary"])
+  makers = {"text": make_text, "images": emoji.make_images, "pairs": sentence_pairs.make_pairs,
+            "concepts": concept_sets.make_concepts, "dictionary": make_dictionary,
+            "more_pairs": sentence_pairs.make_more_pairs}
+  parser.add_argument("what", choices=makers)
   parser.add_argument("--out", type=Path, help="folder to write to; by default the package's own "
-                      "samples folder, except for 'dictionary'")
+                      f"samples folder, except for {' and '.join(TOO_LARGE)}")
   parser.add_argument("--debs", type=Path, help="folder that already holds the .deb files")
   args = parser.parse_args(argv)
-  if args.what == "dictionary" and args.out is None:
-    parser.error("dictionary needs --out=DIR (the corpus is too large to ship)")
+  if args.what in TOO_LARGE and args.out is None:
+    parser.error(f"{args.what} needs --out=DIR (it is not for shipping)")
   try:
-    if args.what == "text":
-      make_text(args.out or SAMPLES_DIR, args.debs)
-    elif args.what == "images":
-      emoji.make_images(args.out or SAMPLES_DIR, args.debs)
-    else:
-      make_dictionary(args.out, args.debs)
+    makers[args.what](args.out or SAMPLES_DIR, args.debs)
   except UserError as error:
     print(f"error: {error}", file=sys.stderr)
     return error.exit_status

@@ -1,0 +1,195 @@
+"""Sets of (source, references) texts, such as sentences and translations, and their format.
+
+A set is a folder with `train.tsv.xz`, `validation.tsv.xz` and `test.tsv.xz` (a split may be
+missing). A line is an example: the source, a tab, and the references with tabs between them.
+The sets that ship with the package, those that `prepare` makes of published ones, and one's own
+have this form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+import functools
+import hashlib
+import io
+import json
+import lzma
+from pathlib import Path
+import re
+from typing import NamedTuple, Optional
+
+from damcha_jax.config import ConfigError
+from damcha_jax.errors import DataError
+
+SAMPLES_DIR = Path(__file__).parent / "samples"
+SAMPLES = {"sample_pairs": SAMPLES_DIR / "sentence_pairs",
+           "sample_concepts": SAMPLES_DIR / "concept_sets"}
+# Published sets, as `prepare` stores them: their catalogue names, and how many examples of which
+# splits there are. CommonGen's training part has one example per sentence.
+PUBLISHED = {
+    "wmt14": ("wmt14_translate/de-en", {"train": 4_508_785, "validation": 3_000, "test": 3_003}),
+    "commongen": ("gem/common_gen", {"train": 67_389, "validation": 993}),
+}
+# CommonGen's test split has no references: its validation split is what is reported, and training
+# concept sets are held out to choose checkpoints by.
+HELD_OUT_CONCEPT_SETS = 1_000
+SPLITS = ("train", "selection", "validation", "test")
+METADATA = "metadata.json"
+_LINE_BREAKS = re.compile(r"[\t\r\n]+")
+FORMAT = 1
+
+
+class Example(NamedTuple):
+  source: str
+  references: tuple[str, ...]
+
+
+def encode(examples: Iterable[Example]) -> bytes:
+  """The lines of a split; tabs and line breaks within a text become spaces."""
+  clean = lambda text: _LINE_BREAKS.sub(" ", text)
+  return "".join("\t".join(map(clean, (one.source, *one.references))) + "\n"
+                 for one in examples).encode()
+
+
+def decode(lines: Iterable[str]) -> Iterator[Example]:
+  """Raises ValueError, with the line's number, for a line without a reference."""
+  for number, line in enumerate(lines, 1):
+    source, *references = line.rstrip("\n").split("\t")
+    if not source or not references or not all(references):
+      raise ValueError(f"line {number} is not a source, a tab and references")
+    yield Example(source, tuple(references))
+
+
+def compress(data: bytes, preset: int = 9 | lzma.PRESET_EXTREME) -> bytes:
+  """Equal data gives equal bytes: there is no time stamp or name in them."""
+  return lzma.compress(data, check=lzma.CHECK_CRC32, preset=preset)
+
+
+class PairSet:
+  """A set of texts on disk; its splits are read when they are asked for."""
+
+  def __init__(self, name: str, folder: Path, direction: Optional[str] = None):
+    """Creates a set.
+
+    Args:
+      name: what messages call it.
+      folder: where its files are.
+      direction: 'en-de' or 'de-en', for files with English first; None: as the files have it.
+    """
+    self.name, self.folder, self._reverse = name, folder, direction == "de-en"
+
+  @property
+  def splits(self) -> tuple[str, ...]:
+    return tuple(split for split in SPLITS if self._path(split).is_file())
+
+  def examples(self, split: str) -> tuple[Example, ...]:
+    """All examples of a split.
+
+    Raises:
+      DataError: the file is missing, damaged or empty.
+    """
+    examples = _read(self._path(split))
+    if self._reverse:
+      return tuple(Example(one.references[0], (one.source, *one.references[1:]))
+                   for one in examples)
+    return examples
+
+  def file_hash(self, split: str) -> str:
+    """SHA-256 of the compressed file, and of the direction it is read in."""
+    digest = hashlib.sha256(b"reversed" if self._reverse else b"")
+    try:
+      with open(self._path(split), "rb") as file:
+        while block := file.read(1 << 20):
+          digest.update(block)
+    except OSError as error:
+      raise DataError(f"{self._path(split)} cannot be read: {error.strerror}") from error
+    return digest.hexdigest()
+
+  def _path(self, split: str) -> Path:
+    return self.folder / f"{split}.tsv.xz"
+
+
+@functools.lru_cache(maxsize=8)
+def _read(path: Path) -> tuple[Example, ...]:
+  try:
+    with lzma.open(path) as file:
+      # Not the universal newlines of text files: only \n ends a line.
+      examples = tuple(decode(io.TextIOWrapper(file, encoding="utf-8", newline="\n")))
+  except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
+    raise DataError(f"{path} cannot be read: {error}; make or fetch it again") from error
+  if not examples:
+    raise DataError(f"{path} holds no example")
+  return examples
+
+
+def prepared_dir(name: str, data_dir: str | Path) -> Path:
+  return Path(data_dir).expanduser() / "text" / name
+
+
+def load_pairs(dataset: str, data_dir: str, direction: Optional[str] = None) -> PairSet:
+  """A set by name ('wmt14', 'commongen', 'sample_pairs', 'sample_concepts') or folder.
+
+  Raises:
+    DataError: it is not there, or not complete.
+    ConfigError: `dataset` is neither a name nor a path.
+  """
+  if dataset in SAMPLES:
+    return PairSet(dataset, SAMPLES[dataset], direction)
+  if dataset in PUBLISHED:
+    folder = prepared_dir(dataset, data_dir)
+    check_prepared(dataset, folder, data_dir)
+    return PairSet(dataset, folder, direction)
+  folder = Path(dataset).expanduser()
+  if "/" not in dataset and not folder.exists():
+    raise ConfigError(f"unknown dataset '{dataset}'; use one of "
+                      f"{', '.join((*PUBLISHED, *SAMPLES))}, or a folder with train.tsv.xz, "
+                      "validation.tsv.xz and test.tsv.xz")
+  pairs = PairSet(dataset, folder, direction)
+  missing = {"train", "validation"} - set(pairs.splits)
+  if missing:
+    raise DataError(f"{folder} has no {' and no '.join(sorted(missing))}.tsv.xz: lines of a source, "
+                    "a tab and references, compressed by xz")
+  return pairs
+
+
+def check_prepared(name: str, folder: Path, data_dir: str, contents: bool = False) -> None:
+  """Raises DataError unless the prepared set is whole; `contents` hashes every byte as well."""
+  command = f"python -m damcha_jax.data.prepare {name} --data_dir={data_dir}"
+  if not folder.exists():
+    raise DataError(f"dataset '{name}' is not prepared in {folder}; run '{command}' where "
+                    "tensorflow and a network are, or use the sample that ships with the package: "
+                    f"--config=configs/{name}.py:cpu")
+  try:
+    metadata = json.loads((folder / METADATA).read_text(encoding="utf-8"))
+    whole = metadata["format"] == FORMAT and all(
+        (folder / f"{split}.tsv.xz").stat().st_size == facts["compressed_bytes"]
+        for split, facts in metadata["splits"].items())
+    if whole and contents:
+      whole = all(hashlib.md5(lzma.decompress((folder / f"{split}.tsv.xz").read_bytes())).hexdigest()
+                  == facts["md5"] for split, facts in metadata["splits"].items())
+  except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError, TypeError) as error:
+    raise DataError(f"dataset '{name}' in {folder} cannot be read: {error}; run '{command} "
+                    "--verify'") from error
+  if not whole:
+    raise DataError(f"dataset '{name}' in {folder} is not what its {METADATA} says; run "
+                    f"'{command} --verify'")
+
+
+def hold_out_concept_sets(examples: Sequence[Example],
+                          count: int = HELD_OUT_CONCEPT_SETS) -> tuple[list[Example],
+                                                                       list[Example]]:
+  """Training examples without, and those of, the `count` concept sets of the smallest hashes.
+
+  A concept set is a source, whatever the order of its words; the held-out ones come once each with
+  all their sentences as references.
+  """
+  key = lambda one: " ".join(sorted(one.source.split()))
+  hashes = {name: hashlib.md5(name.encode()).digest() for name in map(key, examples)}
+  held = set(sorted(hashes, key=hashes.get)[:count])
+  groups: dict[str, list[Example]] = {name: [] for name in sorted(held)}
+  train = []
+  for one in examples:
+    groups[key(one)].append(one) if key(one) in held else train.append(one)
+  merged = [Example(members[0].source, tuple(dict.fromkeys(
+      text for one in members for text in one.references))) for members in groups.values()]
+  return train, merged

@@ -1,1 +1,1 @@
-"""Evaluation: exact likelihoods over whole splits."""
+"""Evaluation: exact likelihoods over whole splits, and metrics of generated images and texts."""

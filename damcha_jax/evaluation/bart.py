@@ -182,7 +182,8 @@ def load_params(directory: str | Path, config: BartConfig) -> dict[str, Any]:
   arrays = tensor_files.read_tensors(path)
   arrays = {name: array for name, array in arrays.items() if name not in _COPIES}
   tokens_11 = jnp.zeros((1, 1), jnp.int32)
-  template = jax.eval_shape(Bart(config).init, jax.random.key(0), tokens_11, tokens_11 > 0, tokens_11)
+  init_fn = Bart(config).init
+  template = jax.eval_shape(init_fn, jax.random.key(0), tokens_11, tokens_11 > 0, tokens_11)
   rename = lambda name: name if name == "final_logits_bias" else f"model.{name}"
   return published.fill(path, _stack_layers(path, arrays), template["params"], rename)
 
@@ -336,11 +337,12 @@ def load_tokenizer(directory: str | Path) -> Any:
       return tokenizer
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(*map(str, parts)))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    special = ["<s>", "<pad>", "</s>", "<unk>"]
-    tokenizer.add_special_tokens([token for token in special if tokenizer.token_to_id(token) is not None])
-    ids = {token: tokenizer.token_to_id(token) for token in ("<s>", "</s>")}
+    vocabulary = tokenizer.get_vocab()
+    special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+    tokenizer.add_special_tokens([token for token in special if token in vocabulary])
     tokenizer.post_processor = tokenizers.processors.RobertaProcessing(
-        ("</s>", ids["</s>"]), ("<s>", ids["<s>"]), trim_offsets=False, add_prefix_space=False)
+        ("</s>", vocabulary["</s>"]), ("<s>", vocabulary["<s>"]), trim_offsets=False,
+        add_prefix_space=False)
     return tokenizer
   except Exception as error:  # the package raises plain Exception
     first = (str(error).strip().splitlines() or [""])[0]

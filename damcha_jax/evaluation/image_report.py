@@ -83,7 +83,8 @@ class ImageEvaluator:
     report, features = Report(), functools.cache(lambda: self._features(self._real))
     report.number("mse_unrelated", _ERROR_UNIT,
                   lambda: image_quality.mse_unrelated(self._reference))
-    report.number("fid_real", _DISTANCE_UNIT, lambda: self._fid(features()), self._count(self._real))
+    report.number("fid_real", _DISTANCE_UNIT, lambda: self._fid(features()),
+                  self._count(self._real))
     report.distribution("fid_real_group", _DISTANCE_UNIT, lambda: self._grouped(features()))
     report.number("kid_real", "squared discrepancy", lambda: self._kid(features()))
     report.number("diversity_real", "distance", lambda: frechet.diversity(features()))

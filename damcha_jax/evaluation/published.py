@@ -95,8 +95,8 @@ def require_published(
   if sha256 != published.sha256 and not allow_other_weights:
     raise WeightsError(
         f"{path} is not the published {published.title}: its sha256 is {sha256[:16]}.., not"
-        f" {published.sha256[:16]}..; {how_to_get(published)}, or set allow_other_weights for weights"
-        " of your own"
+        f" {published.sha256[:16]}..; {how_to_get(published)}, or set allow_other_weights for"
+        " weights of your own"
     )
 
 

@@ -76,6 +76,6 @@ def require_finite(name: str, values: np.ndarray) -> np.ndarray:
   values = np.asarray(values, np.float64)
   bad = np.flatnonzero(~np.isfinite(values).all(axis=tuple(range(1, values.ndim))))
   if bad.size:
-    raise MetricError(f"{name} holds NaN or infinite numbers in {bad.size} of {len(values)} samples,"
-                      f" first in sample {bad[0]}")
+    raise MetricError(f"{name} holds NaN or infinite numbers in {bad.size} of {len(values)}"
+                      f" samples, first in sample {bad[0]}")
   return values

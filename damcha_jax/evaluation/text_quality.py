@@ -22,7 +22,9 @@ from damcha_jax.evaluation.report import MetricError
 from damcha_jax.evaluation.report import Report
 
 # What BARTScore predicts from what; `f_score` is the mean of the last two.
-DIRECTIONS = ("source_to_hypothesis", "reference_to_hypothesis", "hypothesis_to_reference", "f_score")
+DIRECTIONS = (
+    "source_to_hypothesis", "reference_to_hypothesis", "hypothesis_to_reference", "f_score"
+)
 _LANGUAGE = "en"  # BART's
 
 

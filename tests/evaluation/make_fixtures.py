@@ -22,7 +22,8 @@ import transformers
 
 FOLDER = pathlib.Path(__file__).parent / "fixtures"
 # Sentences of different lengths; the first target is empty.
-SOURCES = ["a dog runs", "The quick brown fox jumps over the lazy dog.", "red", "We saw\na café 😀!"]
+SOURCES = ["a dog runs", "The quick brown fox jumps over the lazy dog.", "red",
+           "We saw\na café 😀!"]
 TARGETS = ["", "the fox jumps", "a dog runs over the lazy dog in the red house", "café!"]
 
 
@@ -69,7 +70,8 @@ def bart() -> None:
   shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
   copies = ("lm_head.weight", "model.encoder.embed_tokens.weight",
             "model.decoder.embed_tokens.weight")
-  arrays = random_tensors({name: shape for name, shape in shapes.items() if name not in copies}, 1.0)
+  shapes = {name: shape for name, shape in shapes.items() if name not in copies}
+  arrays = random_tensors(shapes, 1.0)
   state = {name: torch.from_numpy(array) for name, array in arrays.items()}
   state.update(dict.fromkeys(copies, state["model.shared.weight"]))
   model.load_state_dict(state)

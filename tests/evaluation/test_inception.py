@@ -109,7 +109,8 @@ def test_resizing_by_its_definition(size: int) -> None:
 
 def test_average_pools_leave_the_padding_out() -> None:
   ones = jnp.ones((1, 4, 4, 2))
-  np.testing.assert_allclose(inception._average_pool(ones), ones)  # pylint: disable=protected-access
+  pooled = inception._average_pool(ones)  # pylint: disable=protected-access
+  np.testing.assert_allclose(pooled, ones)
 
 
 def test_only_the_published_file_is_taken_unless_told(

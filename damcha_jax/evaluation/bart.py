@@ -30,7 +30,8 @@ Array = jax.Array
 
 _POSITION_OFFSET = 2  # rows of the position table that stand for nothing
 _SHORTEST = 32  # lengths are padded to powers of two from here, so that few programs are compiled
-# Other names of the one embedding, which some files repeat.
+# The one embedding, and other names under which files hold it, too or instead.
+_SHARED = "model.shared.weight"
 _COPIES = ("lm_head.weight", "model.encoder.embed_tokens.weight",
            "model.decoder.embed_tokens.weight")
 
@@ -179,13 +180,35 @@ def load_params(directory: str | Path, config: BartConfig) -> dict[str, Any]:
     UserError: the file is missing, damaged or of another model.
   """
   path = Path(directory).expanduser() / published.BART.file_name
-  arrays = tensor_files.read_tensors(path)
-  arrays = {name: array for name, array in arrays.items() if name not in _COPIES}
+  arrays = _complete(tensor_files.read_tensors(path), config)
+  rename = lambda name: name if name == "final_logits_bias" else f"model.{name}"
+  return published.fill(path, _stack_layers(path, arrays), abstract_params(config), rename)
+
+
+def abstract_params(config: BartConfig) -> dict[str, Any]:
+  """Shapes of the model's parameters, those of all layers stacked."""
   tokens_11 = jnp.zeros((1, 1), jnp.int32)
   init_fn = Bart(config).init
-  template = jax.eval_shape(init_fn, jax.random.key(0), tokens_11, tokens_11 > 0, tokens_11)
-  rename = lambda name: name if name == "final_logits_bias" else f"model.{name}"
-  return published.fill(path, _stack_layers(path, arrays), template["params"], rename)
+  return jax.eval_shape(init_fn, jax.random.key(0), tokens_11, tokens_11 > 0, tokens_11)["params"]
+
+
+def _complete(arrays: Mapping[str, np.ndarray], config: BartConfig) -> dict[str, np.ndarray]:
+  """Every tensor once, under the name that BartForConditionalGeneration has for it.
+
+  Published files differ: some hold the embedding under several names or another one, some leave out
+  the bias of the logits, which is zero, some are of the model without its head.
+  """
+  outside = ("model.", "lm_head.", "final_logits_bias")
+  if not any(name.startswith("model.") for name in arrays):
+    arrays = {name if name.startswith(outside) else f"model.{name}": array
+              for name, array in arrays.items()}
+  complete = {name: array for name, array in arrays.items()
+              if name not in _COPIES and not name.endswith(".version")}
+  for name in _COPIES:
+    if name in arrays:
+      complete.setdefault(_SHARED, arrays[name])
+  complete.setdefault("final_logits_bias", np.zeros((1, config.vocab_size), np.float32))
+  return complete
 
 
 def _stack_layers(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

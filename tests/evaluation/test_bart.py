@@ -6,6 +6,8 @@ import json
 import pathlib
 import shutil
 
+import chex
+import jax
 import numpy as np
 import pytest
 from random_weights import random_tensors
@@ -153,3 +155,38 @@ def test_layers_that_differ_are_refused(directory: pathlib.Path, tmp_path: pathl
   tensor_files.write_safetensors(path / "model.safetensors", tensors)
   with pytest.raises(WeightsError, match="layers differ in model.decoder.layers.fc1.bias"):
     bart.BartScorer(path, allow_other_weights=True)
+
+
+def _without_prefix(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  return {name.removeprefix("model."): array for name, array in tensors.items()}
+
+
+def _embedding_as(name: str):
+  def rename(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name if key == "model.shared.weight" else key: array for key, array in tensors.items()}
+  return rename
+
+
+@pytest.mark.parametrize("change", [
+    _without_prefix,
+    lambda tensors: {**tensors, "model.encoder.version": np.full(1, 3, np.float32)},
+    lambda tensors: _without_prefix(_embedding_as("lm_head.weight")(tensors)),
+    _embedding_as("model.decoder.embed_tokens.weight"),
+], ids=["prefix", "version", "head", "embedding"])
+def test_the_layouts_of_published_files(directory, tmp_path, change) -> None:
+  path, tensors = _edited(directory, tmp_path), _tensors()
+  config = bart.read_config(path)
+  del tensors["final_logits_bias"]  # left out where it is zero
+  tensor_files.write_safetensors(path / "model.safetensors", change(tensors))
+  actual, expected = bart.load_params(path, config), bart.load_params(directory, config)
+  expected["final_logits_bias"] = np.zeros((1, config.vocab_size), np.float32)
+  chex.assert_trees_all_equal(actual, expected)
+
+
+def test_the_published_model_has_as_many_parameters() -> None:
+  # 406,290,432 in facebook/bart-large-cnn's file, which leaves out the bias of the logits.
+  config = bart.BartConfig(50264, 1024, 12, 12, 16, 16, 4096, 4096, 1024, 1, 0, 2, 2, False)
+  shapes = jax.tree.leaves(bart.abstract_params(config))
+  assert sum(leaf.size for leaf in shapes) == 406_290_432 + config.vocab_size
+  # The file's bytes are those, in float32, and a header of the 511 names.
+  assert 0 < published.BART.num_bytes - 4 * 406_290_432 < 511 * 150

@@ -30,6 +30,7 @@ RULES = {
                                  {"damcha_jax.data", "damcha_jax.errors"}),
     "damcha_jax/data/builders": ({"numpy", "tensorflow_datasets", "PIL"},
                                  {"damcha_jax.data"}),
+    "damcha_jax/data/tokenizers.py": ({"tokenizers"}, {"damcha_jax.data", "damcha_jax.errors"}),
     "damcha_jax/data/prepare.py": ({"numpy", "tensorflow", "tensorflow_datasets", "array_record"},
                                    {"damcha_jax.data", "damcha_jax.config", "damcha_jax.errors"}),
     "damcha_jax/evaluation": ({"jax", "flax", "numpy", "sacrebleu", "tokenizers"},

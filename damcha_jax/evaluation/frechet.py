@@ -88,24 +88,45 @@ def frechet_distance(x: Statistics, y: Statistics) -> float:
           - 2 * float(trace))
 
 
-def grouped_frechet_distances(
-    features_NF: np.ndarray, reference: Statistics, group_size: int = GROUP_SIZE
-) -> np.ndarray:
-  """The Frechet distance of each disjoint group of consecutive samples to a reference, [N / size].
-
-  A distance of so few samples is dominated by its bias, so compare it with that of real images in
-  groups of the same size only. Samples beyond the last whole group are left out.
+def groups(features_NF: np.ndarray, group_size: int = GROUP_SIZE) -> list[np.ndarray]:
+  """Disjoint groups of consecutive samples; those beyond the last whole group are left out.
 
   Raises:
     MetricError: fewer samples than one group, or some are not finite.
   """
   features_NF = _features("features", features_NF, at_least=group_size)
-  groups = [features_NF[start : start + group_size]
-            for start in range(0, len(features_NF) - group_size + 1, group_size)]
-  return np.array([frechet_distance(statistics(group), reference) for group in groups])
+  return [features_NF[start : start + group_size]
+          for start in range(0, len(features_NF) - group_size + 1, group_size)]
 
 
-def kernel_distance(x_NF: np.ndarray, y_MF: np.ndarray) -> float:
+def grouped_frechet_distances(
+    features_NF: np.ndarray, reference: Statistics, group_size: int = GROUP_SIZE
+) -> np.ndarray:
+  """The Frechet distance of each of `groups` to a reference, [N / group_size].
+
+  A distance of so few samples is dominated by its bias, so compare it with that of real images in
+  groups of the same size only.
+
+  Raises:
+    MetricError: fewer samples than one group, or some are not finite.
+  """
+  return np.array([frechet_distance(statistics(group_NF), reference)
+                   for group_NF in groups(features_NF, group_size)])
+
+
+def kernel_self_similarity(x_NF: np.ndarray) -> float:
+  """mean_{i != j} k(x_i, x_j), see `kernel_distance`.
+
+  Raises:
+    MetricError: fewer than two samples, or some are not finite.
+  """
+  x_NF = _features("features", x_NF, at_least=2)
+  return (_kernel_sum(x_NF, x_NF) - _kernel_diagonal(x_NF)) / (len(x_NF) * (len(x_NF) - 1))
+
+
+def kernel_distance(
+    x_NF: np.ndarray, y_MF: np.ndarray, y_similarity: Optional[float] = None
+) -> float:
   """Unbiased squared maximum mean discrepancy, the KID if of Inception features.
 
       k(a, b) = (a b / F + 1)^3
@@ -114,16 +135,22 @@ def kernel_distance(x_NF: np.ndarray, y_MF: np.ndarray) -> float:
   Its expectation does not depend on the number of samples, and is 0 for equal distributions, so
   single values may be negative.
 
+  Args:
+    x_NF: features.
+    y_MF: features of the reference.
+    y_similarity: `kernel_self_similarity(y_MF)`, where it is known already.
+
   Raises:
     MetricError: fewer than two samples, other numbers of features, or not finite.
   """
+  x_similarity = kernel_self_similarity(x_NF)
   x_NF, y_MF = _features("features", x_NF, 2), _features("reference features", y_MF, 2)
   if x_NF.shape[1] != y_MF.shape[1]:
     raise MetricError(f"{x_NF.shape[1]} features cannot be compared with {y_MF.shape[1]}")
-  num_x, num_y = len(x_NF), len(y_MF)
-  within_x = (_kernel_sum(x_NF, x_NF) - _kernel_diagonal(x_NF)) / (num_x * (num_x - 1))
-  within_y = (_kernel_sum(y_MF, y_MF) - _kernel_diagonal(y_MF)) / (num_y * (num_y - 1))
-  return float(within_x + within_y - 2 * _kernel_sum(x_NF, y_MF) / (num_x * num_y))
+  if y_similarity is None:
+    y_similarity = kernel_self_similarity(y_MF)
+  across = _kernel_sum(x_NF, y_MF) / (len(x_NF) * len(y_MF))
+  return float(x_similarity + y_similarity - 2 * across)
 
 
 def kernel_distance_of_subsets(

@@ -62,7 +62,7 @@ class ImageEvaluator:
 
     Args:
       reference: the test set, uint8.
-      real: other real images, such as some of the training set, for the controls.
+      real: other real images in random order, such as some of the training set, for the controls.
       features_fn: images -> features; None where there are no weights.
       no_features: why there are none, for the notes.
       cache: a file that keeps the features of `reference`.
@@ -78,7 +78,7 @@ class ImageEvaluator:
 
     `mse_unrelated` stands beside `mse_unpaired_mean`, `fid_real` beside `fid` at the same number of
     samples only, `fid_real_group_*` beside `fid_group_*` and `fid_top50`, `kid_real` beside `kid`,
-    `diversity_real` beside `diversity`.
+    `kid_real_group_*` beside `kid_top50`, `diversity_real` beside `diversity`.
     """
     report, features = Report(), functools.cache(lambda: self._features(self._real))
     report.number("mse_unrelated", _ERROR_UNIT,
@@ -87,6 +87,8 @@ class ImageEvaluator:
                   self._count(self._real))
     report.distribution("fid_real_group", _DISTANCE_UNIT, lambda: self._grouped(features()))
     report.number("kid_real", "squared discrepancy", lambda: self._kid(features()))
+    report.distribution("kid_real_group", "squared discrepancy", lambda: np.array(
+        [self._kid(group) for group in frechet.groups(features())]))
     report.number("diversity_real", "distance", lambda: frechet.diversity(features()))
     return report
 
@@ -140,6 +142,10 @@ class ImageEvaluator:
     }
     return frechet.cached_reference(self._cache, key, lambda: self._features(self._reference))
 
+  @functools.cached_property
+  def _reference_similarity(self) -> float:
+    return frechet.kernel_self_similarity(self._reference_features.features_MF)
+
   def _fid(self, features_NF: np.ndarray) -> float:
     statistics = frechet.statistics(features_NF)
     return frechet.frechet_distance(statistics, self._reference_features.statistics)
@@ -148,7 +154,8 @@ class ImageEvaluator:
     return frechet.grouped_frechet_distances(features_NF, self._reference_features.statistics)
 
   def _kid(self, features_NF: np.ndarray) -> float:
-    return frechet.kernel_distance(features_NF, self._reference_features.features_MF)
+    reference_MF = self._reference_features.features_MF
+    return frechet.kernel_distance(features_NF, reference_MF, self._reference_similarity)
 
   def _pairs(self, features_NF: np.ndarray) -> np.ndarray:
     reference_MF = self._reference_features.features_MF

@@ -93,6 +93,8 @@ def test_kernel_distance_is_that_of_the_definition(monkeypatch: pytest.MonkeyPat
                                      if not (same and i == j)])
   expected = mean(x_NF, x_NF, True) + mean(y_MF, y_MF, True) - 2 * mean(x_NF, y_MF, False)
   assert frechet.kernel_distance(x_NF, y_MF) == pytest.approx(expected, rel=1e-12)
+  known = frechet.kernel_self_similarity(y_MF)
+  assert frechet.kernel_distance(x_NF, y_MF, known) == frechet.kernel_distance(x_NF, y_MF)
 
 
 def test_kernel_distance_is_unbiased_and_frechet_distance_is_not() -> None:

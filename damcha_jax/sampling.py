@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import jax
 import jax.numpy as jnp
@@ -86,6 +86,7 @@ class Sampler:
       copies the whole cache in every step.
     temperature: 0 takes the most probable token.
     top_k, top_p: see `restrict`; 0 and 1 turn them off.
+    num_symbols: how many tokens of the vocabulary, the first ones, may be drawn; None: all.
 
   Raises:
     ConfigError: a value is out of range.
@@ -95,6 +96,7 @@ class Sampler:
   temperature: float = 1.0
   top_k: int = 0
   top_p: float = 1.0
+  num_symbols: Optional[int] = None
 
   def __post_init__(self):
     if not self.model.decode:
@@ -107,7 +109,7 @@ class Sampler:
       raise ConfigError(f"top_p {self.top_p} must be above 0 and at most 1 (1: all tokens)")
 
   def sample(self, params: Any, prompts: Sequence[Sequence[int]], num_tokens: int,
-             keys_B: Array) -> Samples:
+             keys_B: Array, begin: Optional[Sequence[int]] = None) -> Samples:
     """Continues every prompt by `num_tokens` tokens, a whole window per call to the device.
 
     Args:
@@ -115,14 +117,16 @@ class Sampler:
       prompts: token ids, of any lengths, without BOS.
       num_tokens: N.
       keys_B: one random key per prompt; see `row_keys`.
+      begin: what each row's windows begin with in place of BOS, such as its class.
 
     Raises:
       ConfigError: no prompt, a token outside the vocabulary, or `num_tokens` below 1.
     """
     texts = self._texts(prompts, num_tokens, keys_B)
+    begin = [BOS] * len(texts) if begin is None else begin
     parts, done = [], 0
     while done < num_tokens:
-      state, count = self._begin(params, texts, num_tokens - done, keys_B, done)
+      state, count = self._begin(params, begin, texts, num_tokens - done, keys_B, done)
       rest = _finish(self, params, state, keys_B, done + 1, count - 1)
       part = [np.concatenate([first[:, None], others[:, :count - 1]], axis=1)
               for first, others in zip(jax.device_get(state[1:]), jax.device_get(rest))]
@@ -139,7 +143,8 @@ class Sampler:
     remaining = 0
     for done in range(num_tokens):
       if remaining == 0:
-        state, remaining = self._begin(params, texts, num_tokens - done, keys_B, done)
+        state, remaining = self._begin(params, [BOS] * len(texts), texts, num_tokens - done,
+                                       keys_B, done)
       else:
         cache, tokens_B, _ = state
         state = _advance(self, params, cache, tokens_B[:, None], None, keys_B, done)
@@ -164,11 +169,12 @@ class Sampler:
         raise ConfigError(f"token {token} of a prompt is outside the vocabulary of {vocab_size}")
     return texts
 
-  def _begin(self, params: Any, texts: list[list[int]], num_tokens: int, keys_B: Array,
-             done: int) -> tuple[tuple[Any, Array, Array], int]:
+  def _begin(self, params: Any, begin: Sequence[int], texts: list[list[int]], num_tokens: int,
+             keys_B: Array, done: int) -> tuple[tuple[Any, Array, Array], int]:
     """Takes in every row's window; the state, and how many tokens it yields until one is full."""
     length = self.model.context_length
-    windows = [[BOS, *text[window_start(len(text), length):]] for text in texts]
+    windows = [[first, *text[window_start(len(text), length):]]
+               for first, text in zip(begin, texts, strict=True)]
     longest = max(map(len, windows))
     # Four widths at most, so that windows of all lengths share four compilations.
     quarter = self._quarter
@@ -188,11 +194,12 @@ class Sampler:
 
   def _draw(self, logits_BV: Array, keys_B: Array, index: Any) -> tuple[Array, Array]:
     """The next token of every row, and its log-probability; every draw of a row has its own key."""
+    allowed_BV = logits_BV[:, :self.num_symbols]
     if self.temperature == 0.0:
-      tokens_B = jnp.argmax(logits_BV, axis=-1)
+      tokens_B = jnp.argmax(allowed_BV, axis=-1)
     else:
       keys_B = jax.vmap(jax.random.fold_in, (0, None))(keys_B, index)
-      cut_BV = restrict(logits_BV, self.temperature, self.top_k, self.top_p)
+      cut_BV = restrict(allowed_BV, self.temperature, self.top_k, self.top_p)
       tokens_B = jax.vmap(jax.random.categorical)(keys_B, cut_BV)
     log_probs_BV = jax.nn.log_softmax(logits_BV)
     return tokens_B, jnp.take_along_axis(log_probs_BV, tokens_B[:, None], axis=-1)[:, 0]

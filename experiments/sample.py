@@ -18,15 +18,10 @@ import time
 from typing import Any, Optional
 
 from absl import flags
-from flax import linen as nn
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from damcha_jax.config import ConfigError, LanguageModelConfig, freeze
+from damcha_jax.config import ConfigError, freeze
 from damcha_jax.errors import WorkdirError
-from damcha_jax.models.decoder import init_params, make_decoder
-from damcha_jax.models.stack import unstack_layers
 from damcha_jax.sampling import Sampler, row_keys
 from damcha_jax.training import restore
 from experiments import common
@@ -92,11 +87,10 @@ def _write(directory: Path, options: flags.FlagValues) -> None:
   config = freeze({**run.config, "attentions": run.name, "seeds": (run.seed,)})
   given = {name: getattr(options, name) for name in OPTIONS if getattr(options, name) is not None}
   rule = dataclasses.replace(config.sampling, **given)
-  # Unrolled layers decode faster than scanned ones and compute the same.
-  unrolled = dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=False))
-  sampler = Sampler(make_decoder(unrolled, run.name, evaluation=True, decode=True),
-                    rule.temperature, rule.top_k, rule.top_p)
-  step, params = _restore(directory, config, run.name, options.checkpoint)
+  model, step, params = restore.restore_decoder(
+      directory, config, run.name, options.checkpoint,
+      lambda line: print(f"note: {line}", file=sys.stderr))
+  sampler = Sampler(model, rule.temperature, rule.top_k, rule.top_p)
   if options.num_samples == 1:
     which = f"{options.checkpoint} checkpoint, step {step}"
   else:
@@ -119,20 +113,6 @@ def _write(directory: Path, options: flags.FlagValues) -> None:
       print(f"[{row}] {rule.prompt}{''.join(_decoded(tokens_BN[row]))}")
   # The median: compilations are in some of the steps.
   print(f"--- {rule.num_tokens} bytes, {len(rows) / statistics.median(seconds):,.0f} tokens/s")
-
-
-def _restore(directory: Path, config: LanguageModelConfig, attention: str,
-             which: str) -> tuple[int, Any]:
-  """The parameters in unrolled form, on one device."""
-  model = make_decoder(config, attention)
-  shapes = nn.unbox(jax.eval_shape(
-      lambda: init_params(model, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))))
-  device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-  targets = jax.tree.map(
-      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), shapes)
-  step, params = restore.restore_params(directory, targets, which, "nats_per_token",
-                                        lambda line: print(f"note: {line}", file=sys.stderr))
-  return step, unstack_layers(params) if config.model.scan_layers else params
 
 
 def _timed(items: Iterator[Any], seconds: list[float]) -> Iterator[Any]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flax import linen as nn
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from damcha_jax.config import DecoderConfig
 from damcha_jax.errors import CheckpointError, WorkdirError
+from damcha_jax.models.decoder import DecoderLM, init_params, make_decoder
+from damcha_jax.models.stack import unstack_layers
 from damcha_jax.training.checkpoint import checksums, one_line
 from damcha_jax.training.sharding import path_name
 from damcha_jax.training.workdir import Workdir
@@ -68,6 +74,28 @@ def restore_params(directory: Path, abstract_params: PyTree, which: str, selecti
       note(f"{error}; trying the next")
   raise CheckpointError(f"no {'readable ' if steps else ''}checkpoint in {directory}; train first: "
                         "the command that made the directory goes on where it stopped")
+
+
+def restore_decoder(directory: Path, config: DecoderConfig, attention: str, which: str,
+                    note: Callable[[str], None]) -> tuple[DecoderLM, int, PyTree]:
+  """The decoder of a run, made for sampling, with the step and parameters of a checkpoint.
+
+  It has unrolled layers, which decode faster than scanned ones and compute the same, and its
+  parameters lie on one device.
+
+  Raises:
+    CheckpointError: no checkpoint is readable.
+  """
+  model = make_decoder(config, attention)
+  shapes = nn.unbox(jax.eval_shape(
+      lambda: init_params(model, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))))
+  device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  targets = jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), shapes)
+  step, params = restore_params(directory, targets, which, "nats_per_token", note)
+  unrolled = dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=False))
+  return (make_decoder(unrolled, attention, evaluation=True, decode=True), step,
+          unstack_layers(params) if config.model.scan_layers else params)
 
 
 def _steps(checkpoints: Path) -> list[int]:

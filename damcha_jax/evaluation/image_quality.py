@@ -9,6 +9,8 @@ Axes: N images, H height, W width, C channels. Images are uint8 [N, H, W] or [N,
 
 from __future__ import annotations
 
+from typing import Optional
+
 import numpy as np
 
 from damcha_jax.evaluation.report import MetricError
@@ -100,13 +102,13 @@ def spearman(x_N: np.ndarray, y_N: np.ndarray) -> float:
 
 
 def top_by_likelihood(
-    log_likelihoods_N: np.ndarray, num_tokens_N: np.ndarray, ranking: str, num: int = TOP
+    log_likelihoods_N: np.ndarray, num_tokens_N: Optional[np.ndarray], ranking: str, num: int = TOP
 ) -> np.ndarray:
   """Indices of the `num` samples that the model finds likeliest, best first.
 
   Args:
     log_likelihoods_N: of whole samples, in nats.
-    num_tokens_N: of each sample.
+    num_tokens_N: of each sample; None where all have as many.
     ranking: `summed` ranks by the log-likelihood, which favours short samples; `per_token` by the
       mean over the tokens. For samples of equal length they are the same.
     num: how many.
@@ -120,7 +122,7 @@ def top_by_likelihood(
   scores_N = require_finite("the log-likelihoods", log_likelihoods_N)
   if len(scores_N) < num:
     raise MetricError(f"the top {num} need as many samples, and there are {len(scores_N)}")
-  if ranking == "per_token":
+  if ranking == "per_token" and num_tokens_N is not None:
     num_tokens_N = np.asarray(num_tokens_N)
     if num_tokens_N.shape != scores_N.shape or (num_tokens_N < 1).any():
       raise MetricError("each sample needs its number of tokens, 1 or more")

@@ -1,8 +1,9 @@
 """All metrics of generated images, each beside its control on real ones (paper Tables 1, 3 and 4).
 
-    evaluator = ImageEvaluator(test_images, train_images, features_fn=InceptionFeatures(weights))
+    features_fn, reason = optional(lambda: InceptionFeatures(load_inception(path), "tf"))
+    evaluator = ImageEvaluator(test, train, features_fn=features_fn, no_features=reason)
     controls = evaluator.controls()
-    report = evaluator.evaluate(GeneratedImages(samples, log_likelihoods_N, num_tokens=1024))
+    report = evaluator.evaluate(GeneratedImages(samples, log_likelihoods_N))
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 
 from damcha_jax.evaluation import frechet
 from damcha_jax.evaluation import image_quality
+from damcha_jax.evaluation.image_quality import TOP
 from damcha_jax.evaluation.inception import InceptionFeatures
 from damcha_jax.evaluation.report import MetricError
 from damcha_jax.evaluation.report import Report
@@ -31,8 +33,8 @@ class GeneratedImages:
 
   Attributes:
     images: uint8 [N, H, W] or [N, H, W, 3].
-    log_likelihoods_N: of the whole images, in nats.
-    num_tokens: of one image.
+    log_likelihoods_N: of the whole images, in nats. All have as many tokens, so these rank as the
+      mean over the tokens does.
     completed: completions of the upper rows of real images.
     truth: those images.
     num_given_rows: how many rows were given.
@@ -40,7 +42,6 @@ class GeneratedImages:
 
   images: np.ndarray
   log_likelihoods_N: np.ndarray
-  num_tokens: int
   completed: Optional[np.ndarray] = None
   truth: Optional[np.ndarray] = None
   num_given_rows: int = 0
@@ -55,7 +56,7 @@ class ImageEvaluator:
       real: np.ndarray,
       *,
       features_fn: Optional[InceptionFeatures],
-      no_features: str = "Inception weights are not given",
+      no_features: str,
       cache: Optional[str | Path] = None,
   ):
     """Creates an evaluator.
@@ -100,7 +101,8 @@ class ImageEvaluator:
     report.number("fid", _DISTANCE_UNIT, lambda: self._fid(features()),
                   self._count(generated.images))
     report.distribution("fid_group", _DISTANCE_UNIT, lambda: self._grouped(features()))
-    report.number("fid_top50", _DISTANCE_UNIT, lambda: self._fid(top()))
+    report.number("fid_top50", _DISTANCE_UNIT, lambda: self._fid(top()),
+                  self._count(generated.images[:TOP]))
     report.number("kid", "squared discrepancy", lambda: self._kid(features()))
     report.number("kid_top50", "squared discrepancy", lambda: self._kid(top()))
     report.distribution("feature_distance", _DISTANCE_UNIT, lambda: self._pairs(features()))
@@ -123,7 +125,6 @@ class ImageEvaluator:
     if len(generated.log_likelihoods_N) != len(generated.images):
       raise MetricError(f"{len(generated.images)} images and {len(generated.log_likelihoods_N)}"
                         " log-likelihoods do not belong together")
-    # All images have as many tokens, so both rankings give the same order.
     return image_quality.top_by_likelihood(generated.log_likelihoods_N, None, "summed")
 
   def _features(self, images: np.ndarray) -> np.ndarray:
@@ -163,7 +164,8 @@ class ImageEvaluator:
     return frechet.feature_distance(features_NF[:num], reference_MF[:num])
 
   def _count(self, images: np.ndarray) -> str:
-    return f"{len(images)} samples against {len(self._reference)}"
+    mode = self._features_fn.mode if self._features_fn else "none"
+    return f"{len(images)} samples against {len(self._reference)}, Inception mode {mode}"
 
 
 def _completion(generated: GeneratedImages) -> np.ndarray:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, TypeVar
 
 import numpy as np
 
 from damcha_jax.errors import UserError
+
+
+T = TypeVar("T")
 
 
 class MetricError(UserError):
@@ -65,6 +68,14 @@ class Report:
     for statistic, value in results.items():
       self.metrics[f"{name}_{statistic}"] = MetricValue(
           None if value is None else float(value), unit, text)
+
+
+def optional(load: Callable[[], T]) -> tuple[Optional[T], str]:
+  """`load()` and no reason, or None and the reason why it cannot be had, such as absent weights."""
+  try:
+    return load(), ""
+  except UserError as error:
+    return None, str(error)
 
 
 def require_finite(name: str, values: np.ndarray) -> np.ndarray:

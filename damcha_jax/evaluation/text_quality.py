@@ -3,6 +3,10 @@
 BARTScore is a likelihood under an English model, so which text is predicted from which must be
 named, and German texts have no score.
 
+    scorer, reason = optional(lambda: BartScorer(directory))
+    report = text_report(generated, scorer=scorer, no_scorer=reason,
+                         direction="reference_to_hypothesis", ranking="per_token")
+
 Axes: N texts.
 """
 
@@ -61,7 +65,7 @@ def text_report(
     scorer: Optional[BartScorer],
     direction: str,
     ranking: str,
-    no_scorer: str = "BART weights are not given",
+    no_scorer: str,
 ) -> Report:
   """Every metric of generated texts; those that cannot be computed say why.
 

@@ -88,7 +88,7 @@ def test_batches_are_completed_by_zeros_that_give_no_features(monkeypatch) -> No
 def test_features_do_not_depend_on_the_batch_size(weights: inception.InceptionWeights) -> None:
   images_NHW = random_images(5, 16, 1)[..., 0]
   all_at_once = inception.InceptionFeatures(weights, batch_size=5)(images_NHW)
-  for batch_size in (1, 3, 8):
+  for batch_size in (1, 3):
     features_fn = inception.InceptionFeatures(weights, batch_size=batch_size)
     assert _error(features_fn(images_NHW), all_at_once) < 1e-6
 

@@ -15,6 +15,7 @@ from damcha_jax.evaluation.bart import Scores
 from damcha_jax.evaluation.image_report import GeneratedImages
 from damcha_jax.evaluation.image_report import ImageEvaluator
 from damcha_jax.evaluation.report import MetricError
+from damcha_jax.evaluation.report import optional
 from damcha_jax.evaluation.report import Report
 
 
@@ -26,6 +27,7 @@ def test_a_report_keeps_values_and_reasons() -> None:
   def missing() -> float:
     raise UserError("no weights")
 
+  assert optional(missing) == (None, "no weights") and optional(lambda: 3) == (3, "")
   report.number("missing", "nats", missing, lambda: pytest.fail("there is no value to describe"))
   report.distribution("spread", "nats", lambda: np.arange(5), lambda: "of five")
   report.distribution("none", "nats", lambda: np.zeros(0))
@@ -65,12 +67,12 @@ def _generated(num: int = 120) -> GeneratedImages:
   likelihoods_N = -image_quality.total_variation(images)  # flat images are likely
   truth = _images(5, 3)
   completed = np.where(np.arange(4)[:, None] < 2, truth, 0).astype(np.uint8)
-  return GeneratedImages(images, likelihoods_N, 16, completed, truth, 2)
+  return GeneratedImages(images, likelihoods_N, completed, truth, 2)
 
 
 def test_image_metrics_and_their_controls() -> None:
   reference, real, features_fn = _images(150, 0), _images(120, 1), _MeanFeatures()
-  evaluator = ImageEvaluator(reference, real, features_fn=features_fn)
+  evaluator = ImageEvaluator(reference, real, features_fn=features_fn, no_features="")
   generated = _generated()
   report, controls = evaluator.evaluate(generated), evaluator.controls()
   for metric in {**report.metrics, **controls.metrics}.values():
@@ -84,6 +86,7 @@ def test_image_metrics_and_their_controls() -> None:
   assert value("fid") == pytest.approx(fid(generated.images))
   assert value("fid_top50") == pytest.approx(fid(generated.images[top_N]))
   assert controls.metrics["fid_real"].value == pytest.approx(fid(real))
+  assert report.metrics["fid_top50"].note == "50 samples against 150, Inception mode tf"
   assert value("nll_variation_correlation") == pytest.approx(1)
   assert report.samples["mse_unpaired"].shape == (120,)
   assert report.samples["mse_completion"].shape == (5,)
@@ -106,7 +109,8 @@ def test_without_weights_pixel_metrics_remain() -> None:
 
 
 def test_few_samples_and_nan_likelihoods_cost_only_what_needs_them() -> None:
-  evaluator = ImageEvaluator(_images(60, 0), _images(60, 1), features_fn=_MeanFeatures())
+  evaluator = ImageEvaluator(_images(60, 0), _images(60, 1), features_fn=_MeanFeatures(),
+                             no_features="")
   generated = dataclasses.replace(_generated(49), completed=None)
   metrics = evaluator.evaluate(generated).metrics
   assert {name for name, metric in metrics.items() if metric.value is None} == {
@@ -119,6 +123,15 @@ def test_few_samples_and_nan_likelihoods_cost_only_what_needs_them() -> None:
   metrics = evaluator.evaluate(generated).metrics
   assert "first in sample 7" in metrics["fid_top50"].note
   assert metrics["fid"].value is not None
+
+
+def test_an_empty_split_is_named() -> None:
+  evaluator = ImageEvaluator(_images(0, 0), _images(60, 1), features_fn=_MeanFeatures(),
+                             no_features="")
+  metrics = evaluator.evaluate(_generated(60)).metrics
+  assert metrics["mse_unpaired_mean"].note == "there are no reference images"
+  assert "there are 0" in metrics["fid"].note and "there are 0" in metrics["kid"].note
+  assert metrics["diversity"].value is not None
 
 
 class _LengthScorer:
@@ -143,7 +156,7 @@ def _texts(num: int = 2) -> text_quality.GeneratedTexts:
 
 
 def _report(texts: text_quality.GeneratedTexts, **options) -> Report:
-  options = {"scorer": _LengthScorer(), "direction": "reference_to_hypothesis",
+  options = {"scorer": _LengthScorer(), "no_scorer": "", "direction": "reference_to_hypothesis",
              "ranking": "per_token", **options}
   return text_quality.text_report(texts, **options)
 

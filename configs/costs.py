@@ -115,7 +115,7 @@ def _scaling() -> ml_collections.ConfigDict:
           damcha_widths=(24,) * 8,
           measured="forward",
       ),
-      context_lengths=(64, 128, 256, 512, 1024),
+      context_lengths=(64, 256, 1024),
       features=(64, 128, 256),
       num_heads=(4, 8, 16),
       num_layers=(1, 2, 4),

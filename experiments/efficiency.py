@@ -39,8 +39,8 @@ Finding = tuple[Measurement, Optional[float]]  # beside the paper's figure
 def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]:
   """Counts and measures, and writes `summary.json` and `figures/` into `workdir`.
 
-  What is measured at one shape is kept in `<workdir>/<dataset>-<variant>/result.json`, so that an
-  interrupted run goes on with the next shape.
+  What is measured at one shape is kept in `<workdir>/<dataset>-<variant>/result.json`, along one
+  axis in `<workdir>/scaling-<axis>/result.json`; an interrupted run goes on with the next.
   """
   config = freeze(config, EfficiencyConfig)
   contenders = [make_contenders(config, shape) for shape in config.shapes]
@@ -54,7 +54,10 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
     findings += _kept(workdir / "-".join(filter(None, (shape.dataset, shape.variant))), config,
                       lambda: [_beside(table2, one) for one in measure(config, shape, stacks)])
   if config.scaling is not None:
-    findings += _kept(workdir / "scaling", config, lambda: list(scaling.measure(config)))
+    findings += _kept(workdir / "formulas", config, lambda: list(scaling.formulas(config)))
+    for axis in scaling.AXES:
+      findings += _kept(workdir / f"scaling-{axis}", config,
+                        lambda: list(scaling.along(config, axis)))
   rows = _rows(findings)
   if common.is_primary():
     if config.scaling is not None:

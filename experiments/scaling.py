@@ -23,13 +23,11 @@ AXES = {"T": ("context_lengths", "context_length"), "D": ("features", "features"
 GROWING = ("gflops", "peak_memory", "latency")
 
 
-def measure(config: EfficiencyConfig) -> Iterator[tuple[Measurement, Optional[float]]]:
-  """Measurements and, where it gives a formula, what the paper's formula says."""
+def formulas(config: EfficiencyConfig) -> Iterator[tuple[Measurement, Optional[float]]]:
+  """What Table 7 and D.4 say without a measurement, and what is counted."""
   yield from _table7(config.scaling)
   yield from _parameters(config.scaling)
   yield from _generator_over_layers(config)
-  for axis in AXES:
-    yield from _along(config, axis)
 
 
 def is_point(row: reporting.Row) -> bool:
@@ -85,7 +83,8 @@ def _generator_over_layers(config: EfficiencyConfig) -> Iterator[tuple[Measureme
                f"in N, sharing {sharing}"), 0.0
 
 
-def _along(config: EfficiencyConfig, axis: str) -> Iterator[tuple[Measurement, Optional[float]]]:
+def along(config: EfficiencyConfig, axis: str) -> Iterator[tuple[Measurement, Optional[float]]]:
+  """Costs at the sizes of an axis, their exponents, and those of the paper's formula."""
   plural, field = AXES[axis]
   sizes = getattr(config.scaling, plural)
   values: dict[tuple[str, str], list[float]] = {}

@@ -9,9 +9,12 @@ from pathlib import Path
 import statistics
 from typing import Any, Optional
 
+import numpy as np
+
 from damcha_jax.training.workdir import write_atomically, writing
 
 Row = dict[str, Any]
+_GRID_PIXELS = 800  # the width of a grid of images
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,3 +152,24 @@ def _plot(path: Path, curves: Mapping[str, Sequence[tuple[float, float]]], quant
   with writing(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
+
+
+def write_image_grid(path: Path, images: np.ndarray, num_columns: int) -> None:
+  """Writes a PNG of images side by side, uint8 [N, H, W] or [N, H, W, 3], as large as they fit.
+
+  White lines are between them, and white is where the last row has no more.
+  """
+  from matplotlib import image  # pylint: disable=import-outside-toplevel
+
+  if images.ndim == 3:
+    images = np.repeat(images[..., None], 3, -1)
+  num_rows = -(-len(images) // num_columns)
+  scale = max(1, _GRID_PIXELS // (num_columns * images.shape[2]))
+  images = images.repeat(scale, axis=1).repeat(scale, axis=2)
+  images = np.pad(images, ((0, num_rows * num_columns - len(images)), (1, 1), (1, 1), (0, 0)),
+                  constant_values=255)
+  _, height, width, _ = images.shape
+  grid = images.reshape(num_rows, num_columns, height, width, 3).swapaxes(1, 2)
+  with writing(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.imsave(path, grid.reshape(num_rows * height, num_columns * width, 3))

@@ -6,7 +6,7 @@ failure is one line on stderr.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import importlib.util
@@ -23,11 +23,13 @@ from ml_collections import ConfigDict, config_flags
 from damcha_jax.attention import ATTENTIONS
 from damcha_jax.config import ConfigError, to_dict, unknown_key_message
 from damcha_jax.errors import UserError, WorkdirError
+from damcha_jax.reporting import Measurement
 from damcha_jax.training import loop
 from damcha_jax.training.task import Task
 from damcha_jax.training.workdir import Workdir, first_difference
 
 PAPER = Path(__file__).parents[1] / "results" / "paper.json"
+COSTS = {"num_params": "1", "model_flops_per_step": "FLOP", "train_seconds": "s"}
 Results = dict[tuple[str, int], dict[str, Any]]
 
 
@@ -161,6 +163,40 @@ def run_suite(config: Any, workdir: Path, make_task: Callable[[Any, str, int], T
 
 def run_dir(workdir: Path, attention: str, seed: int) -> Path:
   return workdir / attention / f"seed{seed}"
+
+
+def trained(config: Any, results: Results, units: Mapping[str, str]) -> Iterator[Measurement]:
+  """Quality of each run's best checkpoint on held-out splits, by metrics, and the run's costs.
+
+  Args:
+    config: the frozen config of the suite.
+    results: as `run_suite` returns them.
+    units: of each metric that is reported.
+  """
+  for (attention, seed), result in results.items():
+    metrics_by_split = result["best"]["metrics"]
+    for name, metrics in metrics_by_split.items():
+      split, _, source = name.partition("/")
+      if split in ("validation", "test"):
+        for metric, unit in units.items():
+          yield Measurement(attention, config.dataset, split, metric, metrics[metric], unit, seed,
+                            variant=source or None)
+    if "diagnostics" in metrics_by_split:
+      yield Measurement(attention, config.dataset, "validation", "adaptivity",
+                        metrics_by_split["diagnostics"]["adaptivity"], "1", seed)
+    for metric, unit in COSTS.items():
+      yield Measurement(attention, config.dataset, "train", metric, result[metric], unit, seed)
+
+
+def validation_curves(workdir: Path, results: Results) -> dict[str, list[tuple[int, float]]]:
+  """(step, nats per token) on the validation split, by the name of each run."""
+  curves = {}
+  for attention, seed in results:
+    path = run_dir(workdir, attention, seed) / "metrics.jsonl"
+    records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    curves[f"{attention}, seed {seed}"] = [(record["step"], record["nats_per_token"])
+                                           for record in records if record["split"] == "validation"]
+  return curves
 
 
 def claim(directory: Workdir, config: Any) -> None:

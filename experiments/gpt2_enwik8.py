@@ -31,7 +31,6 @@ SECTION_5_4 = {"num_steps": 100_000, "batch_size": 64, "context_length": 512,
                "optimizer.learning_rate": 6e-4, "data.decontaminate": False,
                "data.max_held_out_bytes": None}
 UNITS = {"nats_per_token": "nats/token", "bits_per_byte": "bits/byte", "perplexity": "1"}
-COSTS = {"num_params": "1", "model_flops_per_step": "FLOP", "train_seconds": "s"}
 
 
 def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]:
@@ -39,7 +38,7 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
   config = freeze(config)
   corpus = load_corpus(config.dataset, config.data)
   results = common.run_suite(config, workdir, language_model_task)
-  measurements = [*_trained(config, results), *_gzip(corpus)]
+  measurements = [*common.trained(config, results, UNITS), *_gzip(corpus)]
   paper = json.loads(common.PAPER.read_text(encoding="utf-8"))["table5"]
   rows = reporting.summary_rows(measurements, _comparable(config),
                                 lambda one: _figure(paper, one))
@@ -47,29 +46,12 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
     reporting.write_summary(workdir / "summary.json", config.experiment,
                             f"{config.name}:{config.size}", rows)
     reporting.plot_learning_curves(workdir / "figures" / "validation.png",
-                                   _curves(workdir, results), "nats_per_token")
+                                   common.validation_curves(workdir, results), "nats_per_token")
     print(reporting.format_table(rows))
     if not _comparable(config):
       print("\nThe paper's figures are for its own data and size, which these are not.")
     print(f"\nResults are in {workdir}")
   return rows
-
-
-def _trained(config: LanguageModelConfig, results: common.Results) -> Iterator[Measurement]:
-  """Quality of each run's best checkpoint on held-out splits, and what the run cost."""
-  for (attention, seed), result in results.items():
-    metrics_by_split = result["best"]["metrics"]
-    for name, metrics in metrics_by_split.items():
-      split, _, source = name.partition("/")
-      if split in ("validation", "test"):
-        for metric, unit in UNITS.items():
-          yield Measurement(attention, config.dataset, split, metric, metrics[metric], unit, seed,
-                            variant=source or None)
-    if "diagnostics" in metrics_by_split:
-      yield Measurement(attention, config.dataset, "validation", "adaptivity",
-                        metrics_by_split["diagnostics"]["adaptivity"], "1", seed)
-    for metric, unit in COSTS.items():
-      yield Measurement(attention, config.dataset, "train", metric, result[metric], unit, seed)
 
 
 def _gzip(corpus: Corpus) -> Iterator[Measurement]:
@@ -94,16 +76,6 @@ def _figure(table5: dict[str, Any], one: Measurement) -> Optional[float]:
 def _comparable(config: LanguageModelConfig) -> bool:
   return config.dataset in ("enwik8", "text8", "mix") and all(
       operator.attrgetter(key)(config) == value for key, value in SECTION_5_4.items())
-
-
-def _curves(workdir: Path, results: common.Results) -> dict[str, list[tuple[int, float]]]:
-  curves = {}
-  for attention, seed in results:
-    path = common.run_dir(workdir, attention, seed) / "metrics.jsonl"
-    records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    curves[f"{attention}, seed {seed}"] = [(record["step"], record["nats_per_token"])
-                                           for record in records if record["split"] == "validation"]
-  return curves
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ RULES = {
     "damcha_jax/interop": ({"jax", "flax", "numpy", "orbax"},
                            {"damcha_jax.metric", "damcha_jax.attention", "damcha_jax.models",
                             "damcha_jax.interop", "damcha_jax.config", "damcha_jax.errors"}),
-    "damcha_jax/reporting.py": ({"matplotlib"}, {"damcha_jax.training"}),
+    "damcha_jax/reporting.py": ({"matplotlib", "numpy"}, {"damcha_jax.training"}),
     "configs": ({"ml_collections"}, {"configs"}),
     "experiments": ({"jax", "flax", "numpy", "absl", "ml_collections"},
                     {"damcha_jax", "experiments"}),

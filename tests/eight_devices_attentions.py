@@ -1,7 +1,7 @@
 """One training step of every attention on eight forced CPU devices; writes FOLDER/report.json.
 
-`python eight_devices_attentions.py FOLDER NAMES` compares a 4x2 mesh (fsdp x tensor) with one device
-for the attentions NAMES (comma-separated).
+`python eight_devices_attentions.py FOLDER NAMES` compares a 4x2 mesh (fsdp x tensor) with one
+device for the attentions NAMES (comma-separated).
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ class CollaborativeAttention(AttentionBase):
   Attributes beyond AttentionBase's:
     form: 'fairseq' (for decoders) or 'epfml' (for encoders and for turning a trained MHA into it).
     key_features: Dk. None: the width D.
-    mixing_init: of M. 'xavier_uniform', 'normal' (sigma 0.2) or 'blocks', which gives every head its
-      own Dk / H features, as in MHA. None: xavier_uniform (fairseq), normal (epfml).
+    mixing_init: of M. 'xavier_uniform', 'normal' (sigma 0.2) or 'blocks', which gives every head
+      its own Dk / H features, as in MHA. None: xavier_uniform (fairseq), normal (epfml).
   """
 
   form: str = "fairseq"

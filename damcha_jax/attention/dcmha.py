@@ -2,9 +2,9 @@
 
     y_t = sum_s compose(softmax(mask(compose(q_t . k_s / sqrt(K), pre))), post) v_s
 
-    compose(A)[n] = A[n] + sum_m A[m] W[m, n]                      static
-                  + sum_i (sum_m A[m] w1[i, m]) w2[i, n]           dynamic, for query t and for key s
-                  + A[n] g[n]                                      gate, for query t and for key s
+    compose(A)[n] = A[n] + sum_m A[m] W[m, n]                     static
+                  + sum_i (sum_m A[m] w1[i, m]) w2[i, n]          dynamic, for query t and for key s
+                  + A[n] g[n]                                     gate, for query t and for key s
 
 with w1, w2 and g made from the query's or the key's own token, in four slots: before and after the
 softmax, for queries and for keys:
@@ -159,8 +159,9 @@ class Composition(nn.Module):
       # Slots: pre queries, pre keys, post queries, post keys.
       kernels["in"] = self._kernel("in_kernel", math.sqrt(2 / (features + hidden)),
                                    (features, 4, hidden), "embed", None, "mlp")
-      kernels["out"] = self._kernel("out_kernel", 0.02 / (math.sqrt(hidden) * (num_heads + self.rank)),
-                                    (4, hidden, 2 * self.rank, num_heads), None, "mlp", None, None)
+      sigma = 0.02 / (math.sqrt(hidden) * (num_heads + self.rank))
+      kernels["out"] = self._kernel("out_kernel", sigma, (4, hidden, 2 * self.rank, num_heads),
+                                    None, "mlp", None, None)
     if self.gate:
       kernels["gate"] = self._kernel("gate_kernel", 0.005 * math.sqrt(2 / (features + num_heads)),
                                      (features, 4, num_heads), "embed", None, None)
@@ -201,7 +202,7 @@ class Composition(nn.Module):
 def compose(
     x_BMTS: Array, query: Side, key: Side, static_MN: Optional[Array] = None
 ) -> Array:
-  """Scores or weights with their heads mixed, [B, H, T, S] -> [B, H, T, S]; see the equation above."""
+  """Scores or weights with their heads mixed, [B, H, T, S] -> [B, H, T, S]: the equation above."""
   query, key = (jax.tree.map(lambda w: w.astype(x_BMTS.dtype), side) for side in (query, key))
   composed_BNTS = x_BMTS
   if static_MN is not None:

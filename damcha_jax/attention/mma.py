@@ -48,8 +48,8 @@ class MixedMultiHeadAttention(AttentionBase):
     if sorted(self.groups) != sorted(GROUPS):
       raise ValueError(f"groups {self.groups} must hold each of {', '.join(GROUPS)} once")
     if self.num_heads % len(GROUPS):
-      raise ValueError(f"num_heads {self.num_heads} is not a multiple of the {len(GROUPS)} groups of"
-                       " mixed multi-head attention; choose one that is")
+      raise ValueError(f"num_heads {self.num_heads} is not a multiple of the {len(GROUPS)} groups"
+                       " of mixed multi-head attention; choose one that is")
 
   @nn.compact
   def __call__(

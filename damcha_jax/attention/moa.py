@@ -32,8 +32,8 @@ class Routing(NamedTuple):
 class MixtureOfHeadsAttention(AttentionBase):
   """MoA; D E + 2 E D K + 2 D K parameters, no biases.
 
-  Auxiliary losses are sown into the collection `losses`, multiplied by their coefficients, under the
-  names `switch_loss`, `z_loss` and `cv_loss`; see `auxiliary_losses`. Initial values are the
+  Auxiliary losses are sown into the collection `losses`, multiplied by their coefficients, under
+  the names `switch_loss`, `z_loss` and `cv_loss`; see `auxiliary_losses`. Initial values are the
   original's, whatever the model's (unless `kernel_init` is given): Xavier-uniform for each expert,
   with gain 1 / sqrt(2) for key and value, zero for the router.
 
@@ -140,7 +140,7 @@ class MixtureOfHeadsAttention(AttentionBase):
 def auxiliary_losses(routing: Routing) -> dict[str, Array]:
   """What keeps the experts in balance and the router's logits small; scalars, without coefficients.
 
-    switch_loss   E sum_e (P_e / sum P) (n_e / sum n): P_e the sum of p_e, n_e how often e was chosen
+    switch_loss   E sum_e (P_e / sum P) (n_e / sum n): P_e the sum of p_e, n_e the choices of e
     z_loss        mean of logsumexp(logits)^2, over padding too, as in the original
     cv_loss       variance (with E - 1) over squared mean of the experts' sums of gates
 

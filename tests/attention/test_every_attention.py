@@ -159,7 +159,8 @@ def test_no_gradient_comes_from_the_future(kind):
 
 
 @pytest.mark.parametrize("kind", [*ATTENTIONS, "dcmha_all", "colmha_epfml", *(
-    pytest.param(kind, marks=pytest.mark.slow) for kind in ("tha_heads", "moa_sorted", "mma_near"))])
+    pytest.param(kind, marks=pytest.mark.slow)
+    for kind in ("tha_heads", "moa_sorted", "mma_near"))])
 def test_cached_decoding_gives_what_the_whole_gives(kind):
   """Left-padded prompts, and one whose padding is on the right, so between it and what follows."""
   x, real = columns([(X[0], slice(3, 9)), (X[1], [0, 1, 2, 6, 7, 8])], 9)

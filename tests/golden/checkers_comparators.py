@@ -1,7 +1,7 @@
 """The five comparators against their original implementations, in float64.
 
-These files have no `meta`: a parameter that only one kind has says which it is. Outputs `y_*`, their
-weights `attn_*` and so on are found by name, so that files with other sizes or fewer outputs fit.
+These files have no `meta`: a parameter that only one kind has says which it is. Outputs `y_*`,
+their weights `attn_*` and so on are found by name, so that files with other sizes or fewer outputs fit.
 """
 
 from __future__ import annotations

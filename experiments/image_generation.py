@@ -19,10 +19,9 @@ from damcha_jax import reporting
 from damcha_jax.config import ImageGenerationConfig, freeze
 from damcha_jax.config.image_generation import ImageMetricsConfig
 from damcha_jax.data.images import ImageData, load_image_data
-from damcha_jax.errors import UserError
 from damcha_jax.evaluation.image_report import GeneratedImages, ImageEvaluator
 from damcha_jax.evaluation.inception import InceptionFeatures, load_inception
-from damcha_jax.evaluation.report import Report
+from damcha_jax.evaluation.report import Report, optional
 from damcha_jax.image_samples import ImageSamples, sample_images
 from damcha_jax.reporting import Measurement
 from damcha_jax.training.image_generation import image_generation_task
@@ -88,12 +87,9 @@ def inception_features(metrics: ImageMetricsConfig) -> tuple[Optional[InceptionF
   """Images -> features, or None and why there are none."""
   if metrics.inception_weights is None:
     return None, "Inception's weights are not given (config.metrics.inception_weights)"
-  try:
-    weights = load_inception(metrics.inception_weights,
-                             allow_other_weights=metrics.allow_other_weights)
-  except UserError as error:
-    return None, str(error)
-  return InceptionFeatures(weights, metrics.inception_mode), ""
+  return optional(lambda: InceptionFeatures(
+      load_inception(metrics.inception_weights, allow_other_weights=metrics.allow_other_weights),
+      metrics.inception_mode))
 
 
 def evaluate(config: ImageGenerationConfig, workdir: Path, data: ImageData,
@@ -103,8 +99,8 @@ def evaluate(config: ImageGenerationConfig, workdir: Path, data: ImageData,
   truth = data.decode(data.tokens["test"])
   for (attention, seed), one in samples.items():
     report = evaluator.evaluate(GeneratedImages(
-        one.images, one.log_likelihoods, config.context_length, one.completed,
-        truth[:len(one.completed)], one.num_given_rows))
+        one.images, one.log_likelihoods, completed=one.completed,
+        truth=truth[:len(one.completed)], num_given_rows=one.num_given_rows))
     np.savez_compressed(common.run_dir(workdir, attention, seed) / "scores.npz",
                         log_likelihoods=one.log_likelihoods, **report.samples)
     yield from _measurements(report, attention, config.dataset, seed)

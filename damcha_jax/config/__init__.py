@@ -21,6 +21,8 @@ from damcha_jax.config.sections import (AuthorsConfig, CheckpointConfig, ColmhaC
                                         MeshConfig, MmaConfig, MoaConfig, ModelConfig,
                                         OptimizerConfig, SamplingConfig, ThaConfig,
                                         VisionModelConfig)
+from damcha_jax.config.text_generation import (DecodingConfig, TextDataConfig,
+                                               TextGenerationConfig, TextMetricsConfig)
 
 
 def freeze(config: ConfigDict | Mapping[str, Any], cls: type = LanguageModelConfig) -> Any:

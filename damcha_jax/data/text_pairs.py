@@ -24,19 +24,27 @@ from damcha_jax.errors import DataError
 SAMPLES_DIR = Path(__file__).parent / "samples"
 SAMPLES = {"sample_pairs": SAMPLES_DIR / "sentence_pairs",
            "sample_concepts": SAMPLES_DIR / "concept_sets"}
-# Published sets, as `prepare` stores them: their catalogue names, and how many examples of which
-# splits there are. CommonGen's training part has one example per sentence.
+SPLITS = ("train", "validation", "test")
+FORMAT = 1
+
+
+class Published(NamedTuple):
+  """A published set: its catalogue name, and how many examples its splits have there."""
+
+  catalogue_name: str
+  num_examples: dict[str, int]
+
+
 PUBLISHED = {
-    "wmt14": ("wmt14_translate/de-en", {"train": 4_508_785, "validation": 3_000, "test": 3_003}),
-    "commongen": ("gem/common_gen", {"train": 67_389, "validation": 993}),
+    "wmt14": Published("wmt14_translate/de-en",
+                       {"train": 4_508_785, "validation": 3_000, "test": 3_003}),
+    "commongen": Published("gem/common_gen", {"train": 67_389, "validation": 993}),
 }
-# CommonGen's test split has no references: its validation split is what is reported, and training
-# concept sets are held out to choose checkpoints by.
+# CommonGen's test split has no references. What is published as its validation split is our test
+# split, and our validation split are concept sets held out from its training split.
 HELD_OUT_CONCEPT_SETS = 1_000
-SPLITS = ("train", "selection", "validation", "test")
 METADATA = "metadata.json"
 _LINE_BREAKS = re.compile(r"[\t\r\n]+")
-FORMAT = 1
 
 
 class Example(NamedTuple):
@@ -150,6 +158,14 @@ def load_pairs(dataset: str, data_dir: str, direction: Optional[str] = None) -> 
     raise DataError(f"{folder} has no {' and no '.join(sorted(missing))}.tsv.xz: lines of a source, "
                     "a tab and references, compressed by xz")
   return pairs
+
+
+def published_split(dataset: str, split: str) -> tuple[str, Optional[str]]:
+  """The split that its publisher calls it, and of which part of it `split` is."""
+  if dataset == "commongen":
+    return {"train": ("train", None), "validation": ("train", "held_out"),
+            "test": ("validation", None)}[split]
+  return split, None
 
 
 def check_prepared(name: str, folder: Path, data_dir: str, contents: bool = False) -> None:

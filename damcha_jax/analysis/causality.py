@@ -262,13 +262,15 @@ def _changes(
 
 
 def _replacement(inputs: Array, number: int, vocab_size: Optional[int], seed: int) -> np.ndarray:
-  """Other inputs: tokens that all differ, or vectors at one of the SCALES."""
+  """Other inputs: tokens that all differ, or vectors moved by noise at one of the SCALES."""
   rng = np.random.default_rng([seed, number])
   if jnp.issubdtype(inputs.dtype, jnp.integer):
     vocab_size = max(int(inputs.max()) + 1, 2) if vocab_size is None else vocab_size
     shift = rng.integers(1, vocab_size, inputs.shape)
     return ((np.asarray(inputs) + shift) % vocab_size).astype(inputs.dtype)
-  return (SCALES[number % len(SCALES)] * rng.standard_normal(inputs.shape)).astype(inputs.dtype)
+  # Added, not put in place of the inputs: these may come from the same generator, and be equal.
+  noise = SCALES[number % len(SCALES)] * rng.standard_normal(inputs.shape)
+  return (np.asarray(inputs, np.float64) + noise).astype(inputs.dtype)
 
 
 def _gradients(

@@ -36,6 +36,13 @@ ATTENTIONS = {
 }
 
 
+def test_a_leak_is_found_in_whatever_inputs_at_the_first_perturbation():
+  leak = lambda x: x + jnp.roll(x, -1, axis=1)
+  for inputs in (X, np.zeros_like(X), np.random.default_rng([0, 0]).standard_normal(X.shape)):
+    report = causality.audit(leak, inputs, forms=["perturbation"], num_perturbations=1)
+    assert {leak.output for leak in report.leaks} == set(range(T - 1))
+
+
 # The rest differ from these in nothing that a gradient could flow through.
 DIFFERENTIATED = ("mha", "prefix_3", "full_width")
 

@@ -18,6 +18,7 @@ from damcha_jax.data import source_target, text_pairs
 from damcha_jax.data.source_target import Encoded, EvalRows, Limits, TrainRows
 from damcha_jax.data.text_pairs import Example
 from damcha_jax.data.tokenizers import Tokenizer, load_tokenizer
+from damcha_jax.errors import DataError
 from damcha_jax.models.decoder import make_decoder
 from damcha_jax.training.decoder import decoder_task, sums_per_row
 from damcha_jax.training.task import Task
@@ -39,11 +40,6 @@ class Texts:
   tokenizer: Tokenizer
   train: Encoded
   held_out: Mapping[str, tuple[Example, ...]]
-
-  @property
-  def encoded(self) -> dict[str, Encoded]:
-    return {split: source_target.encode(examples, self.tokenizer)
-            for split, examples in self.held_out.items()}
 
 
 def load_texts(config: TextGenerationConfig) -> Texts:
@@ -81,14 +77,16 @@ def limits(data: TextDataConfig) -> Limits:
   return Limits(data.max_source_tokens, data.max_target_tokens, data.overlong)
 
 
-def eval_rows(config: TextGenerationConfig, texts: Texts) -> dict[str, EvalRows]:
-  """The rows of each held-out split.
+def eval_rows(config: TextGenerationConfig, texts: Texts, split: str) -> EvalRows:
+  """The rows of a held-out split.
 
   Raises:
-    DataError: none of a split's examples fits.
+    DataError: there is no such split, or none of its examples fits.
   """
-  return {split: EvalRows(encoded, limits(config.data), config.context_length)
-          for split, encoded in texts.encoded.items()}
+  if split not in texts.held_out:
+    raise DataError(f"dataset '{config.dataset}' has no {split} split; add {split}.tsv.xz")
+  return EvalRows(source_target.encode(texts.held_out[split], texts.tokenizer),
+                  limits(config.data), config.context_length)
 
 
 def text_generation_task(config: TextGenerationConfig, attention: str, seed: int) -> Task:
@@ -104,7 +102,7 @@ def text_generation_task(config: TextGenerationConfig, attention: str, seed: int
     DataError: the data is missing or damaged, or no example fits.
   """
   texts = load_texts(config)
-  held_out = eval_rows(config, texts)
+  held_out = {split: eval_rows(config, texts, split) for split in HELD_OUT}
   return decoder_task(
       config, attention,
       train_source=TrainRows(texts.train, limits(config.data), config.batch_size,

@@ -1,0 +1,152 @@
+"""Texts from a trained decoder and the likelihood of true ones, kept beside the run.
+
+`outputs.jsonl` has a line for each test example, in order, and all that metrics and figures need:
+
+  index, source, references   the example, by its number in the split
+  output                      what the best checkpoint made of the source
+  log_likelihood, num_tokens  of the output in nats, and its tokens, the end included
+  nll, nll_tokens             of the first reference: -log p in nats, and its tokens
+  step                        of the checkpoint
+
+Batches are written as soon as they are there, so that an interrupted run goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+import json
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from damcha_jax.config import TextGenerationConfig
+from damcha_jax.data.source_target import EvalRows
+from damcha_jax.data.tokenizers import EOS, NUM_SPECIAL
+from damcha_jax.decoding import TextDecoder
+from damcha_jax.errors import WorkdirError
+from damcha_jax.evaluation.text_quality import GeneratedTexts
+from damcha_jax.sampling import Sampler, row_keys
+from damcha_jax.training.restore import restore_decoder
+from damcha_jax.training.text_generation import Texts, eval_rows, score
+from damcha_jax.training.workdir import write_atomically
+
+FILE = "outputs.jsonl"
+PARTIAL = "outputs.partial.jsonl"
+SPLIT = "test"
+Record = dict[str, Any]
+
+
+def generate_texts(config: TextGenerationConfig, attention: str, seed: int, directory: Path,
+                   texts: Texts, note: Callable[[str], None]) -> list[Record]:
+  """What `config.sampling` asks of a run's best checkpoint for the test split, or what is there.
+
+  Args:
+    config: the experiment.
+    attention: the attention's name.
+    seed: seed of the sampling.
+    directory: the run's own.
+    texts: the data.
+    note: prints one line.
+
+  Raises:
+    CheckpointError: no checkpoint is readable.
+    WorkdirError: the outputs cannot be written.
+  """
+  kept = read_outputs(directory)
+  if kept is not None:
+    return kept
+  model, step, params = restore_decoder(directory, config, attention, "best", note)
+  rule, rows = config.sampling, eval_rows(config, texts, SPLIT)
+  decoder = TextDecoder(
+      Sampler(model, rule.temperature, rule.top_k, rule.top_p), EOS,
+      config.data.max_target_tokens + 1, rule.num_beams, rule.length_penalty)
+  made = _Made(directory / PARTIAL, step)
+  for batch in _batches(rows, rule.batch_size):
+    if not made.has(batch):
+      made.add(batch, _decode(decoder, params, rows, batch, rule.batch_size, seed, texts))
+      note(f"{len(made.records):,} of {len(rows):,} texts made")
+  nll_N, nll_tokens_N = score(config, attention, params, rows, config.evaluation.batch_size)
+  records = []
+  for number, index in enumerate(rows.kept.tolist()):
+    example = texts.held_out[SPLIT][index]
+    records.append({
+        "index": index, "source": example.source, "references": list(example.references),
+        **made.records[number], "nll": float(nll_N[number]),
+        "nll_tokens": int(nll_tokens_N[number]), "step": step})
+  write_atomically(directory / FILE, "".join(_line(record) for record in records))
+  (directory / PARTIAL).unlink(missing_ok=True)
+  return records
+
+
+def read_outputs(directory: Path) -> Optional[list[Record]]:
+  """What was made with a run, or None if it was not, or not all.
+
+  Raises:
+    WorkdirError: the file is damaged.
+  """
+  path = directory / FILE
+  if not path.is_file():
+    return None
+  try:
+    # Not splitlines, which also ends a line at characters that texts may have.
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+  except (OSError, ValueError) as error:
+    raise WorkdirError(f"{path} cannot be read: {error}; delete it, and the same command makes it "
+                       "again") from error
+
+
+def generated(records: Sequence[Record], languages: tuple[str, str]) -> GeneratedTexts:
+  """The outputs as metrics take them; `languages` are those of sources and targets."""
+  column = lambda name: [record[name] for record in records]
+  return GeneratedTexts(
+      hypotheses=column("output"), references=column("references"), sources=column("source"),
+      log_likelihoods_N=np.array(column("log_likelihood"), np.float64),
+      num_tokens_N=np.array(column("num_tokens"), np.int64),
+      nll_N=np.array(column("nll"), np.float64),
+      nll_tokens_N=np.array(column("nll_tokens"), np.int64),
+      source_language=languages[0], language=languages[1])
+
+
+def _batches(rows: EvalRows, batch_size: int) -> Iterator[list[int]]:
+  """The numbers of the examples, those of similar length together: less padding, few shapes."""
+  order = sorted(range(len(rows)), key=lambda number: (len(rows.prompt(number)), number))
+  for start in range(0, len(order), batch_size):
+    yield order[start:start + batch_size]
+
+
+def _decode(decoder: TextDecoder, params: Any, rows: EvalRows, batch: list[int], batch_size: int,
+            seed: int, texts: Texts) -> list[Record]:
+  """The outputs of a batch, which is completed to `batch_size` rows: one size, one compilation."""
+  numbers = batch + batch[-1:] * (batch_size - len(batch))
+  made = decoder.decode(params, [rows.prompt(number) for number in numbers],
+                        row_keys(seed, numbers))
+  return [{"output": texts.tokenizer.decode([token for token in tokens if token >= NUM_SPECIAL]),
+           "log_likelihood": float(log_probs.sum(dtype=np.float64)), "num_tokens": int(count)}
+          for tokens, log_probs, count in zip(made.texts(EOS), made.log_probs_BN, made.counts_B)
+          ][:len(batch)]
+
+
+class _Made:
+  """The outputs made so far of one checkpoint, in a file that grows."""
+
+  def __init__(self, path: Path, step: int):
+    self._path, self._step = path, step
+    self.records: dict[int, Record] = {}
+    lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
+    for line in lines[:-1]:
+      number, of_step, record = json.loads(line)
+      if of_step == step:
+        self.records[number] = record
+
+  def has(self, numbers: Sequence[int]) -> bool:
+    return all(number in self.records for number in numbers)
+
+  def add(self, numbers: Sequence[int], records: Sequence[Record]) -> None:
+    self.records.update(zip(numbers, records))
+    write_atomically(self._path, "".join(
+        _line([number, self._step, record]) for number, record in self.records.items()))
+
+
+def _line(value: Any) -> str:
+  return json.dumps(value, ensure_ascii=False) + "\n"

@@ -75,7 +75,7 @@ def test_sequence_context_may_see_its_own_document_alone():
 
 
 @pytest.mark.parametrize("name, forms", [
-    ("damcha", causality.FORMS),
+    pytest.param("damcha", causality.FORMS, marks=pytest.mark.families),
     ("stack_scan", causality.FORMS),
     ("mha", ["perturbation"]),
     ("scan", ["perturbation"]),

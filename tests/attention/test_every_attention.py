@@ -29,7 +29,16 @@ OPTIONS = {
                                renormalize=True, cv_coefficient=1.0)),
     "mma_near": ("mma", dict(local_window=1, groups=("future", "local", "past", "global"))),
 }
-KINDS = (*ATTENTIONS, *OPTIONS)
+
+
+def tiered(kinds):
+  """The attentions that stand for themselves by default; variations of them with the families."""
+  return [pytest.param(kind, marks=pytest.mark.families)
+          if kind in OPTIONS or kind.startswith("authors_") else kind for kind in kinds]
+
+
+KINDS = tiered((*ATTENTIONS, *OPTIONS))
+NAMES = tiered(ATTENTIONS)
 
 
 def make(kind, **fields):
@@ -100,7 +109,7 @@ def test_queries_without_keys_give_the_output_bias_alone(kind):
   assert np.abs(mixed[4, 3:6] - bias).max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", ATTENTIONS)
+@pytest.mark.parametrize("kind", NAMES)
 def test_bfloat16_is_rounded_float32(kind):
   half, alone = results(kind)["half"], results(kind)["alone"]
   assert half.dtype == jnp.bfloat16
@@ -108,15 +117,15 @@ def test_bfloat16_is_rounded_float32(kind):
   assert 0 < error < 0.08
 
 
-@pytest.mark.parametrize("kind", ATTENTIONS)
+@pytest.mark.parametrize("kind", NAMES)
 def test_dropout_drops_other_weights_each_time(kind):
   first, second = results(kind)["dropped"]
   assert np.isfinite(first).all() and np.isfinite(second).all()
   assert np.abs(first - second).max() > 1e-3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.families
+@pytest.mark.parametrize("kind", (*ATTENTIONS, *OPTIONS))
 def test_gradients_are_finite_in_all_circumstances(kind):
   loss = lambda params, x: jnp.sum(make(kind).apply(params, x, **MIXED) ** 2)
   gradients = jax.jit(jax.grad(loss, (0, 1)))(variables(kind), MIXED_X)
@@ -134,8 +143,7 @@ class OffByOne(nn.Module):
     return self.attention(x, mask=mask)
 
 
-@pytest.mark.parametrize("kind", [*ATTENTIONS, *(
-    pytest.param(kind, marks=pytest.mark.slow) for kind in OPTIONS)])
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_token_sees_the_future_another_document_or_padding(kind):
   x, real = columns([(X[0], slice(1, 7)), (X[1], slice(0, 6))], 7, fill=0.0)
   masks = {"padding_mask": real, "segment_ids": np.array([[0] * 7, [1, 1, 1, 2, 2, 2, 2]])}
@@ -144,23 +152,21 @@ def test_no_token_sees_the_future_another_document_or_padding(kind):
   assert report.is_causal and report.response > 0, report
 
 
-@pytest.mark.parametrize("kind", ATTENTIONS)
+@pytest.mark.parametrize("kind", NAMES)
 def test_a_planted_leak_is_caught(kind):
   report = causality.audit_module(OffByOne(make(kind, causal=None)), X, forms=["perturbation"],
                                   num_perturbations=1)
   assert {leak.output for leak in report.leaks} == set(range(T - 1)), report
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.families
+@pytest.mark.parametrize("kind", (*ATTENTIONS, *OPTIONS))
 def test_no_gradient_comes_from_the_future(kind):
   report = causality.audit_module(make(kind), X, forms=["gradient"])
   assert report.is_causal and report.response > 0, report
 
 
-@pytest.mark.parametrize("kind", [*ATTENTIONS, "dcmha_all", "colmha_epfml", *(
-    pytest.param(kind, marks=pytest.mark.slow)
-    for kind in ("tha_heads", "moa_sorted", "mma_near"))])
+@pytest.mark.parametrize("kind", KINDS)
 def test_cached_decoding_gives_what_the_whole_gives(kind):
   """Left-padded prompts, and one whose padding is on the right, so between it and what follows."""
   x, real = columns([(X[0], slice(3, 9)), (X[1], [0, 1, 2, 6, 7, 8])], 9)
@@ -181,7 +187,7 @@ def test_cached_decoding_gives_what_the_whole_gives(kind):
   np.testing.assert_allclose(outputs[1, real[1]], alone[1], atol=3e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ATTENTIONS if kind not in SELF_ONLY])
+@pytest.mark.parametrize("kind", tiered(kind for kind in ATTENTIONS if kind not in SELF_ONLY))
 def test_cross_attention_ignores_padded_keys(kind):
   module, params = make(kind, causal=None), variables(kind)
   keys, real = columns([(Y[0, :3], slice(2, 5)), (Y[1, :3], slice(0, 3))], 5)

@@ -10,10 +10,6 @@ from damcha_jax.attention import ATTENTIONS
 import eight_devices_attentions
 from tiny_task import run_script
 
-# Between them, these have all logical axes and every way of mixing heads; compiling takes long.
-QUICK = ("dcmha", "moa")
-
-
 def _check(path: Path, names: list[str]) -> None:
   done = run_script(Path(eight_devices_attentions.__file__), path, ",".join(names), num_devices=8)
   assert done.returncode == 0, done.stderr
@@ -28,11 +24,6 @@ def _check(path: Path, names: list[str]) -> None:
     assert of["sums"] == sorted(["nats", "weight", *auxiliary])
 
 
+@pytest.mark.families
 def test_a_step_on_eight_devices_is_that_of_one(tmp_path):
-  _check(tmp_path, QUICK)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in ATTENTIONS if name not in QUICK])
-def test_a_step_on_eight_devices_is_that_of_one_for_the_rest(tmp_path, name):
-  _check(tmp_path, [name])
+  _check(tmp_path, list(ATTENTIONS))

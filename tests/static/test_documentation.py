@@ -10,9 +10,10 @@ import sys
 
 import pytest
 
-from damcha_jax.config import freeze, LanguageModelConfig
+from damcha_jax.config import freeze
 from damcha_jax.config_efficiency import EfficiencyConfig
 from experiments import common
+from experiments import plan
 from experiments import sample
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,7 @@ class _Parsed(Exception):
 
 
 def test_there_are_commands_for_every_config():
-  for name in ("mix", "enwik8", "text8"):
+  for name in ("mix", "enwik8", "text8", "cifar10", "cifar100"):
     for size in ("", ":cpu", ":smoke"):
       assert any(f"--config=configs/{name}.py{size}" in command.split() for command in _commands())
 
@@ -53,6 +54,8 @@ def test_documented_command_parses(command, monkeypatch):
     assert arguments[0] == "install"
   elif arguments[1] == "experiments.sample":
     sample.parse(arguments[1:])
+  elif arguments[1] == "experiments.plan":
+    plan.parse(arguments[1:])
   elif arguments[1].startswith("damcha_jax."):
     for method in ("parse_args", "parse_intermixed_args"):
       parse = getattr(argparse.ArgumentParser, method)
@@ -69,7 +72,8 @@ def test_documented_command_parses(command, monkeypatch):
   else:
     assert (ROOT / (arguments[1].replace(".", "/") + ".py")).is_file()
     config, _ = common.parse(arguments[1:])
-    freeze(config, EfficiencyConfig if config.experiment == "efficiency" else LanguageModelConfig)
+    classes = {**common.CONFIG_CLASSES, "efficiency": EfficiencyConfig}
+    freeze(config, classes[config.experiment])
 
 
 def test_readme_code_runs():

@@ -1,0 +1,59 @@
+"""What every attention of an experiment needs, without allocating anything or reading data.
+
+  python -m experiments.plan --config=configs/cifar10.py --num_devices=8
+
+Parameters, the memory of parameters and optimizer state on each device (activations come on top),
+and the model's FLOPs, for as many devices of whatever kind as are asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+import sys
+
+import jax
+
+from damcha_jax.config import ConfigError, DecoderConfig, freeze
+from damcha_jax.training.plan import plan_decoder
+from experiments import common
+
+
+def main(argv: Sequence[str]) -> None:
+  config, num_devices = parse(argv)
+  jax.config.update("jax_platforms", "cpu")
+  jax.config.update("jax_num_cpu_devices", num_devices)
+  print(f"{config.name}:{config.size} on {num_devices} devices, mesh data {config.mesh.data} x fsdp "
+        f"{config.mesh.fsdp} x tensor {config.mesh.tensor}")
+  print(f"{'attention':16}{'parameters':>14}{'state':>10}{'a device':>10}{'FLOP/step':>12}"
+        f"{'FLOP/run':>12}")
+  for attention in config.attention_names:
+    plan = plan_decoder(config, attention, jax.devices())
+    print(f"{attention:16}{plan.num_params:14,}{_gib(plan.state_bytes):>10}"
+          f"{_gib(plan.state_bytes_per_device):>10}{plan.flops_per_step:12.3e}"
+          f"{plan.flops_per_step * plan.num_steps:12.3e}", flush=True)
+
+
+def parse(argv: Sequence[str]) -> tuple[DecoderConfig, int]:
+  """The frozen config and the number of devices.
+
+  Raises:
+    ConfigError: the command line cannot be understood, or its experiment has no plan.
+  """
+  parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+  parser.add_argument("--num_devices", type=int, default=1)
+  options, rest = parser.parse_known_args(argv)
+  config, _ = common.parse(rest)
+  if config.experiment not in common.CONFIG_CLASSES:
+    raise ConfigError(f"experiment '{config.experiment}' trains no decoder; plans are for "
+                      f"{', '.join(common.CONFIG_CLASSES)}")
+  return freeze(config, common.CONFIG_CLASSES[config.experiment]), options.num_devices
+
+
+def _gib(num_bytes: int) -> str:
+  return f"{num_bytes / 2**30:.3f} GiB"
+
+
+if __name__ == "__main__":
+  with common.user_errors():
+    main(sys.argv)

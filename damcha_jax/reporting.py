@@ -144,8 +144,8 @@ def _plot(path: Path, curves: Mapping[str, Sequence[tuple[float, float]]], quant
 
   figure = Figure(figsize=(6, 4), layout="constrained")
   axes = figure.subplots()
-  for name, points in curves.items():
-    axes.plot(*zip(*points), label=name)
+  for index, (name, points) in enumerate(curves.items()):
+    axes.plot(*zip(*points), label=name, linestyle="-" if index < 10 else "--")  # ten colours
   axes.set(xlabel=quantity, ylabel=metric.replace("_", " "), xscale=scale, yscale=scale)
   if curves:
     axes.legend()

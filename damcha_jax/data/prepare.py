@@ -1,9 +1,10 @@
-"""Prepares the real corpora and image sets for training and for TFDS.
+"""Prepares the real corpora, image sets and sets of texts for training and for TFDS.
 
   python -m damcha_jax.data.prepare NAME [--data_dir=DIR] [--manual_dir=DIR] [--verify]
 
-NAME is enwik8, text8, mix, cifar10 or cifar100. Downloads the published archive, or takes it from a
-manual folder, and makes two things of it: the memory-mapped arrays that training reads, in
+NAME is enwik8, text8, mix, cifar10, cifar100, wmt14 or commongen; how the last two are prepared
+`prepare_text` tells. Of the others it downloads the published archive, or takes it from a manual
+folder, and makes two things of it: the memory-mapped arrays that training reads, in
 `<data_dir>/bytes/<name>/` or `<data_dir>/images/<name>/`, and `<data_dir>/<name>/<version>/`,
 ArrayRecord files for TFDS. What is already there is left alone; `--verify` checks every byte of it,
 and makes it again if one is wrong. A preparation that is killed leaves nothing that would be read.
@@ -22,7 +23,8 @@ from typing import Any, Optional
 
 import numpy as np
 
-from damcha_jax.data import archives, corpora, image_sets, prepared, prepared_images
+from damcha_jax.data import archives, corpora, image_sets, prepare_text, prepared, prepared_images
+from damcha_jax.data import text_pairs
 from damcha_jax.errors import DataError, UserError
 
 _RECORDS_AT_ONCE = 1024
@@ -32,7 +34,8 @@ def main(argv: Optional[list[str]] = None) -> int:
   """Exit status: 0 prepared, 1 missing or damaged data, 2 bad usage."""
   parser = argparse.ArgumentParser(prog="python -m damcha_jax.data.prepare",
                                    description=__doc__.split("\n", maxsplit=1)[0])
-  parser.add_argument("name", choices=(*corpora.PREPARABLE, *image_sets.IMAGE_SETS))
+  parser.add_argument("name", choices=(*corpora.PREPARABLE, *image_sets.IMAGE_SETS,
+                                        *text_pairs.PUBLISHED))
   parser.add_argument("--data_dir", default=prepared.DEFAULT_DATA_DIR,
                       help="where prepared data goes (default: %(default)s)")
   parser.add_argument("--manual_dir", help="folder with files fetched by hand; nothing is "
@@ -41,8 +44,9 @@ def main(argv: Optional[list[str]] = None) -> int:
   args = parser.parse_args(argv)
   status = 0
   for name in corpora.MIX if args.name == "mix" else (args.name,):
+    make = prepare_text.prepare if name in text_pairs.PUBLISHED else prepare
     try:
-      prepare(name, args.data_dir, args.manual_dir, args.verify)
+      make(name, args.data_dir, args.manual_dir, args.verify)
     except UserError as error:
       print(f"error: {error}", file=sys.stderr)
       status = error.exit_status

@@ -28,7 +28,8 @@ def test_wheel_holds_the_library_alone(tmp_path):
   with zipfile.ZipFile(wheel) as archive:
     files = {name for name in archive.namelist() if ".dist-info/" not in name}
   expected = {str(path.relative_to(ROOT)) for path in (ROOT / "damcha_jax").rglob("*.py")}
-  expected |= {str(path.relative_to(ROOT)) for path in (ROOT / "damcha_jax/data/samples").iterdir()}
+  expected |= {str(path.relative_to(ROOT)) for path in (ROOT / "damcha_jax/data/samples").rglob("*")
+                   if path.is_file()}
   assert files == expected
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from damcha_jax.analysis import complexity
 from damcha_jax.config import ConfigError
-from damcha_jax.config_efficiency import EfficiencyConfig, ShapeConfig
+from damcha_jax.config.efficiency import EfficiencyConfig, ShapeConfig
 from damcha_jax.metric.authors import AuthorsMetricGenerator
 from damcha_jax.models.attentions import attention_factory
 from damcha_jax.models.layers import make_initializers

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from damcha_jax import reporting
 from damcha_jax.config import ConfigError, freeze
-from damcha_jax.config_efficiency import EfficiencyConfig
+from damcha_jax.config.efficiency import EfficiencyConfig
 from damcha_jax.reporting import Measurement
 from damcha_jax.training.workdir import Workdir
 from experiments import common

@@ -12,7 +12,7 @@ from damcha_jax import reporting
 from damcha_jax.analysis import complexity
 from damcha_jax.analysis import scaling
 from damcha_jax.analysis.closed_forms import Size
-from damcha_jax.config_efficiency import EfficiencyConfig, ScalingConfig, ShapeConfig
+from damcha_jax.config.efficiency import EfficiencyConfig, ScalingConfig, ShapeConfig
 from damcha_jax.reporting import Measurement
 from experiments import contender
 from experiments.contender import Contender

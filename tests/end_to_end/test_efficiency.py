@@ -12,7 +12,7 @@ from configs import costs
 from configs import table2
 from damcha_jax.attention import ATTENTIONS
 from damcha_jax.config import freeze
-from damcha_jax.config_efficiency import EfficiencyConfig
+from damcha_jax.config.efficiency import EfficiencyConfig
 from experiments import common
 from experiments import efficiency
 from experiments.contender import Contender

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from damcha_jax.config import freeze
-from damcha_jax.config_efficiency import EfficiencyConfig
+from damcha_jax.config.efficiency import EfficiencyConfig
 from experiments import common
 from experiments import plan
 from experiments import sample

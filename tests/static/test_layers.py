@@ -15,7 +15,6 @@ FOLDERS = ("damcha_jax", "configs", "experiments", "tests")
 RULES = {
     "damcha_jax": ({"jax", "flax", "numpy"}, {"damcha_jax"}),
     "damcha_jax/config": ({"ml_collections"}, {"damcha_jax.config"}),
-    "damcha_jax/config_efficiency.py": (set(), {"damcha_jax.config"}),
     "damcha_jax/errors.py": (set(), set()),
     "damcha_jax/metric": ({"jax", "flax", "numpy"},
                           {"damcha_jax.metric", "damcha_jax.attention"}),

@@ -8,7 +8,7 @@ import subprocess
 import typing
 
 from damcha_jax import config as config_lib
-from damcha_jax.config_efficiency import EfficiencyConfig
+from damcha_jax.config.efficiency import EfficiencyConfig
 from damcha_jax.training import sharding
 
 ROOT = Path(__file__).parents[2]

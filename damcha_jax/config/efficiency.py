@@ -6,8 +6,9 @@ import dataclasses
 import itertools
 from typing import Literal, Optional
 
-from damcha_jax.config import (AuthorsConfig, ColmhaConfig, ConfigError, DamchaConfig, DcmhaConfig,
-                               MmaConfig, MoaConfig, OptimizerConfig, ThaConfig)
+from damcha_jax.config.conversion import ConfigError
+from damcha_jax.config.sections import (AuthorsConfig, ColmhaConfig, DamchaConfig, DcmhaConfig,
+                                        MmaConfig, MoaConfig, OptimizerConfig, ThaConfig)
 
 
 @dataclasses.dataclass(frozen=True)

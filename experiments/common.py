@@ -21,8 +21,8 @@ import jax
 from ml_collections import ConfigDict, config_flags
 
 from damcha_jax.attention import ATTENTIONS
-from damcha_jax.config import (ConfigError, ImageGenerationConfig, LanguageModelConfig, to_dict,
-                               unknown_key_message)
+from damcha_jax.config import (ConfigError, ImageGenerationConfig, LanguageModelConfig,
+                               TextGenerationConfig, to_dict, unknown_key_message)
 from damcha_jax.errors import UserError, WorkdirError
 from damcha_jax.reporting import Measurement
 from damcha_jax.training import loop
@@ -30,7 +30,8 @@ from damcha_jax.training.task import Task
 from damcha_jax.training.workdir import Workdir, first_difference
 
 PAPER = Path(__file__).parents[1] / "results" / "paper.json"
-CONFIG_CLASSES = {"gpt2_enwik8": LanguageModelConfig, "image_generation": ImageGenerationConfig}
+CONFIG_CLASSES = {"gpt2_enwik8": LanguageModelConfig, "image_generation": ImageGenerationConfig,
+                  "text_generation": TextGenerationConfig}
 COSTS = {"num_params": "1", "model_flops_per_step": "FLOP", "train_seconds": "s"}
 Results = dict[tuple[str, int], dict[str, Any]]
 

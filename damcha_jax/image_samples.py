@@ -136,7 +136,7 @@ class _Parts:
 def _read(path: Path) -> Optional[dict[str, np.ndarray]]:
   """The arrays of a file, unless it is absent or torn."""
   try:
-    with np.load(path) as archive:
+    with open(path, "rb") as file, np.load(file) as archive:
       return {name: archive[name] for name in archive}
   except (OSError, ValueError, EOFError, zipfile.BadZipFile):
     return None

@@ -1,0 +1,146 @@
+"""Drawn images: their likelihoods, the rows that were given, classes, and interrupted drawing."""
+
+import dataclasses
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import cifar10
+from damcha_jax import image_samples
+from damcha_jax.attention import ATTENTIONS
+from damcha_jax.config import ConfigError, ImageGenerationConfig, freeze
+from damcha_jax.data.images import load_image_data
+from damcha_jax.image_samples import read_samples, sample_images
+from damcha_jax.models.decoder import init_params, make_decoder
+from damcha_jax.training.decoder import sums_per_row
+from damcha_jax.training.image_generation import image_generation_task
+
+
+def _config(class_conditional=False, **sampling):
+  config = cifar10.get_config("smoke")
+  with config.unlocked():
+    config.model.update(features=8, mlp_features=16, num_heads=2, vocab_size=265)
+    config.damcha.update(widths=(6, 6))
+    config.data.update(class_conditional=class_conditional, max_held_out_images=12)
+    config.sampling.update(**{"num_samples": 6, "num_completions": 5, "batch_size": 4, **sampling})
+    config.authors.allow_future_leak = False
+  return freeze(config, ImageGenerationConfig)
+
+
+class _Run:
+  """A model with random parameters in the place of a trained one, and how often it was asked for."""
+
+  def __init__(self, monkeypatch, config, attention="damcha"):
+    self.config, self.attention, self.restored, self.notes = config, attention, 0, []
+    self.data = load_image_data(config.dataset, config.data)
+    model = make_decoder(config, attention)
+    params = nn.unbox(init_params(model, jax.random.key(0), jnp.zeros((1, 64), jnp.int32)))
+    # Away from the initial values, where every token has nearly the same probability.
+    keys = jax.random.split(jax.random.key(1), len(jax.tree.leaves(params)))
+    self.params = jax.tree.unflatten(jax.tree.structure(params), [
+        leaf + 0.3 * jax.random.normal(key, leaf.shape)
+        for leaf, key in zip(jax.tree.leaves(params), keys)])
+    self._decoder = make_decoder(config, attention, evaluation=True, decode=True)
+    monkeypatch.setattr(image_samples, "restore_decoder", self._restore)
+
+  def _restore(self, *unused):
+    self.restored += 1
+    return self._decoder, 7, self.params
+
+  def sample(self, folder):
+    return sample_images(self.config, self.attention, 0, folder, self.data, self.notes.append)
+
+  def nats(self, images, begin):
+    """Of whole images and of their lower halves, by scoring."""
+    tokens = images.reshape(len(images), -1).astype(np.int32)
+    batch = {"inputs": np.concatenate([begin[:, None], tokens[:, :-1]], 1), "targets": tokens}
+    lower = np.repeat(np.arange(64)[None] >= 32, len(tokens), 0).astype(np.float32)
+    model = make_decoder(self.config, self.attention, evaluation=True)
+    score = jax.jit(lambda params, batch: sums_per_row(model, params, batch)["nats"])
+    return [np.asarray(score(self.params, {**batch, "weights": weights}))
+            for weights in (np.ones_like(lower), lower)]
+
+
+def _check_likelihoods(run, samples):
+  whole, _ = run.nats(samples.images, samples.begin)
+  np.testing.assert_allclose(-samples.log_likelihoods, whole, rtol=0, atol=1e-4 * 64)
+  np.testing.assert_allclose(-samples.log_likelihoods / 64, whole / 64, rtol=0, atol=1e-4)
+
+
+def test_images_have_the_likelihood_that_scoring_gives(monkeypatch, tmp_path):
+  run = _Run(monkeypatch, _config())
+  samples = run.sample(tmp_path)
+  assert samples.images.shape == (6, 8, 8) and samples.images.dtype == np.uint8
+  assert samples.step == 7 and (samples.begin == 0).all()
+  _check_likelihoods(run, samples)
+  assert len({image.tobytes() for image in samples.images}) == 6
+
+  truth = run.data.decode(run.data.tokens["test"])[:5]
+  assert samples.completed.shape == (5, 8, 8) and samples.num_given_rows == 4
+  assert np.array_equal(samples.completed[:, :4], truth[:, :4])
+  assert (samples.completed[:, 4:] != truth[:, 4:]).any((1, 2)).all()
+  _, lower = run.nats(samples.completed, np.zeros(5, np.int32))
+  np.testing.assert_allclose(-samples.completed_log_likelihoods / 32, lower / 32, rtol=0, atol=1e-4)
+
+  # A second call reads; other batches draw the same.
+  again = run.sample(tmp_path)
+  assert run.restored == 1 and not (tmp_path / "samples").exists()
+  run.config = _config(batch_size=6)
+  other = run.sample(tmp_path / "other")
+  for field in ("images", "completed", "begin"):
+    assert np.array_equal(getattr(again, field), getattr(samples, field))
+    assert np.array_equal(getattr(other, field), getattr(samples, field))
+
+
+def test_interrupted_drawing_goes_on(monkeypatch, tmp_path):
+  run = _Run(monkeypatch, _config())
+  whole = run.sample(tmp_path / "whole")
+  write, seen = image_samples._write, []
+
+  def stop(path, arrays):
+    if len(seen) == 3:
+      raise KeyboardInterrupt
+    seen.append(path)
+    write(path, arrays)
+
+  monkeypatch.setattr(image_samples, "_write", stop)
+  with pytest.raises(KeyboardInterrupt):
+    run.sample(tmp_path / "cut")
+  monkeypatch.setattr(image_samples, "_write", write)
+  assert read_samples(tmp_path / "cut") is None
+  seen[1].write_bytes(seen[1].read_bytes()[:-30])  # and one was torn
+  run.notes.clear()
+  resumed = run.sample(tmp_path / "cut")
+  assert run.notes == ["images: 6 of 6 drawn", "completed: 5 of 5 drawn"]
+  for ours, theirs in zip(resumed, whole):
+    assert np.array_equal(ours, theirs)
+
+
+def test_classes_begin_the_sequences_and_are_never_pixels(monkeypatch, tmp_path):
+  run = _Run(monkeypatch, _config(class_conditional=True, num_samples=14, batch_size=7))
+  labels = run.data.labels["test"]
+  # A model that says nothing but classes.
+  run.params["head"] = run.params["head"].at[256:].multiply(50.0)
+  samples = run.sample(tmp_path)
+  assert np.array_equal(samples.begin, 256 + labels[np.arange(14) % 12].astype(np.int32))
+  _check_likelihoods(run, samples)
+  # The images, uint8, hold what was drawn: a class would have come out as another pixel.
+  assert -samples.log_likelihoods.max() > 64 * np.log(256)
+
+
+def test_the_vocabulary_must_hold_the_classes():
+  config = _config(class_conditional=True)
+  small = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=264))
+  with pytest.raises(ConfigError, match="does not hold 256 pixel values and the 9 classes of 'samp.*"
+                     "set it to 265"):
+    image_generation_task(small, "mha", seed=0)
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("attention", sorted(ATTENTIONS))
+def test_every_attention_scores_what_it_draws(monkeypatch, tmp_path, attention):
+  run = _Run(monkeypatch, _config(), attention)
+  _check_likelihoods(run, run.sample(tmp_path))

@@ -89,6 +89,9 @@ class TextGenerationConfig(DecoderConfig):
       require(0 <= value < math.inf, f"sampling.{name}={value} must be at least 0 and finite")
     require(0 < sampling.top_p <= 1,
             f"sampling.top_p={sampling.top_p} must be above 0 and at most 1 (1: all)")
+    require(sampling.num_beams <= self.model.vocab_size,
+            f"sampling.num_beams={sampling.num_beams} exceeds model.vocab_size="
+            f"{self.model.vocab_size}; use fewer")
     require(sampling.num_beams == 1 or sampling.temperature == 0,
             f"sampling.num_beams={sampling.num_beams} searches for the most probable text, and "
             f"sampling.temperature={sampling.temperature} draws one; use one beam, or temperature 0")

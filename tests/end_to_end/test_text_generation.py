@@ -1,0 +1,199 @@
+"""The text-generation experiment as a user runs it: whole, again, killed, misused."""
+
+import json
+import lzma
+from pathlib import Path
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from damcha_jax import text_samples
+from damcha_jax.attention import ATTENTIONS
+from damcha_jax.data.text_pairs import Example, encode
+from damcha_jax.errors import WorkdirError
+from experiments import common
+from experiments import text_generation
+
+ROOT = Path(__file__).parents[2]
+COMMAND = (sys.executable, "-m", "experiments.text_generation")
+SMOKE = "--config=configs/commongen.py:smoke"
+# What stands in Table 1, and what is beside it.
+TABLE1_ROWS = {"nll_mean", "nll_q25", "nll_q75", "bartscore_mean", "bartscore_q25", "bartscore_q75",
+               "bartscore_top50", "nll_summed_mean", "nll_summed_q25", "nll_summed_q75",
+               "nats_per_token", "perplexity", "bleu", "chrf", "distinct_outputs"}
+
+
+@pytest.fixture(name="data_dir", scope="session")
+def _data_dir(tmp_path_factory):
+  """Where one tokenizer is kept for all of these tests."""
+  return f"--config.data.data_dir={tmp_path_factory.mktemp('data')}"
+
+
+@pytest.fixture(name="folder", scope="module")
+def _folder(tmp_path_factory):
+  """A small set of one's own, whose tokenizer is trained in no time."""
+  folder = tmp_path_factory.mktemp("texts")
+  for first, split in enumerate(("train", "validation", "test")):
+    examples = [Example(f"{n} {n % 7}", (f"{n} and {n % 7} are {n + n % 7}",))
+                for n in range(first, 3 * (300 if split == "train" else 40), 3)]
+    (folder / f"{split}.tsv.xz").write_bytes(lzma.compress(encode(examples)))
+  return folder
+
+
+def _run(capsys, *arguments):
+  """Runs the command in this process: exit status, stdout, stderr."""
+  status = 0
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sys, "argv", ["text_generation", *map(str, arguments)])
+    patch.chdir(ROOT)
+    try:
+      common.launch(text_generation.train_and_evaluate)
+    except SystemExit as error:
+      status = error.code
+  captured = capsys.readouterr()
+  return status, captured.out, captured.err
+
+
+def _rows(workdir):
+  rows = json.loads((workdir / "summary.json").read_text())["rows"]
+  by_key = {(row["attention"], row["split"], row["metric"]): row for row in rows}
+  assert len(by_key) == len(rows)
+  return by_key
+
+
+def _check_summary(workdir, attentions):
+  rows = _rows(workdir)
+  for attention in attentions:
+    found = {metric: row for (name, split, metric), row in rows.items()
+             if (name, split) == (attention, "test")}
+    assert TABLE1_ROWS <= set(found) and not any(row["comparable"] for row in found.values())
+    for metric, row in found.items():
+      if metric.startswith("bartscore"):
+        assert row["value"] is None and "BART" in row["note"]
+      else:
+        assert np.isfinite(row["value"])
+    # A guess among the 1,024 symbols costs 6.93.
+    assert 4 < found["nats_per_token"]["value"] < 6.8
+    run = workdir / attention / "seed0"
+    records = text_samples.read_outputs(run)
+    assert [record["index"] for record in records] == list(range(32))
+    nll, tokens = (np.array([record[key] for record in records]) for key in ("nll", "nll_tokens"))
+    # Scoring one by one is what evaluation during training added up.
+    assert nll.sum() / tokens.sum() == pytest.approx(found["nats_per_token"]["value"], rel=1e-5)
+    assert found["nll_mean"]["value"] == pytest.approx((nll / tokens).mean())
+    assert found["nll_summed_mean"]["value"] == pytest.approx(nll.mean())
+    with np.load(run / "scores.npz") as scores:
+      assert scores["nll"].tolist() == pytest.approx((nll / tokens).tolist())
+    assert not (run / text_samples.PARTIAL).exists()
+  return rows
+
+
+def test_a_run_is_evaluated_and_evaluated_again_from_what_it_kept(capsys, tmp_path, data_dir, folder):
+  arguments = (SMOKE, f"--workdir={tmp_path}", data_dir, "--config.attentions=mha",
+               "--config.num_steps=12", f"--config.dataset={folder}", "--config.context_length=48",
+               "--config.data.max_source_tokens=16", "--config.data.max_target_tokens=28")
+  status, output, errors = _run(capsys, *arguments)
+  assert status == 0 and "32 of 32 texts made" in errors and "BART's weights are not" in errors
+  rows = _check_summary(tmp_path, ["mha"])
+  assert rows["mha", "test", "nll_mean"]["paper"] == 5.756
+  assert rows["mha", "test", "bartscore_top50"]["paper"] == -4.252
+  assert f"{rows['mha', 'test', 'nll_mean']['value']:.4g}" in output
+  assert (tmp_path / "figures" / "validation.png").read_bytes().startswith(b"\x89PNG")
+
+  # Metrics come from what was kept: other outputs give other values, without the model.
+  path = tmp_path / "mha" / "seed0" / text_samples.FILE
+  records = text_samples.read_outputs(path.parent)
+  path.write_text("".join(json.dumps({**record, "output": record["references"][0]}) + "\n"
+                          for record in records))
+  status, _, errors = _run(capsys, *arguments)
+  assert status == 0 and "texts made" not in errors
+  again = _rows(tmp_path)
+  assert again["mha", "test", "bleu"]["value"] == pytest.approx(100)
+  assert again["mha", "test", "nll_mean"] == rows["mha", "test", "nll_mean"]
+  path.write_text("{")
+  with pytest.raises(WorkdirError, match="outputs.jsonl cannot be read"):
+    text_samples.read_outputs(path.parent)
+
+
+@pytest.mark.parametrize("arguments, status, message", [
+    ((SMOKE, "--config.data.max_source_tokens=50"), 2, "need context_length=90, not 64"),
+    ((SMOKE, "--config.dataset=wmt15"), 2, "unknown dataset 'wmt15'"),
+    ((SMOKE, "--config.sampling.num_beams=2000"), 2, "sampling.num_beams=2000"),
+    ((SMOKE, "--config.attentions=mah"), 2, "unknown attention 'mah'"),
+    (("--config=configs/wmt14.py", "--config.data.data_dir=nowhere"), 1,
+     "damcha_jax.data.prepare wmt14"),
+])
+def test_a_mistake_is_one_line_and_writes_nothing(capsys, tmp_path, data_dir, arguments, status,
+                                                  message):
+  workdir = tmp_path / "run"
+  config, *overrides = arguments
+  found, output, errors = _run(capsys, config, f"--workdir={workdir}", data_dir, *overrides)
+  (line,) = [line for line in errors.splitlines() if not line.startswith("note: ")]
+  assert (found, output) == (status, "") and line.startswith("error: ") and message in line
+  assert not workdir.exists()
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("name", ["wmt14", "commongen"])
+def test_paper_size_is_planned_over_8_devices_without_allocation(name):
+  done = subprocess.run(
+      [sys.executable, "-m", "experiments.plan", f"--config=configs/{name}.py", "--num_devices=8",
+       "--config.mesh.data=4", "--config.mesh.fsdp=2"],
+      cwd=ROOT, capture_output=True, text=True, check=False)
+  assert done.returncode == 0, done.stderr
+  num_params = {line.split()[0]: int(line.split()[1].replace(",", ""))
+                for line in done.stdout.splitlines()[2:]}
+  assert set(num_params) == {"mha", "tha", "dcmha", "colmha", "mma", "moa", "damcha"}
+  # W was chosen for it; blocks of the generator replace the projections.
+  assert num_params["damcha"] == pytest.approx(num_params["mha"], rel=0.02)
+  assert num_params["mha"] > 31e6
+
+
+@pytest.mark.families
+def test_a_killed_run_resumes_training_and_decoding(tmp_path, data_dir):
+  command = [*COMMAND, SMOKE, f"--workdir={tmp_path}", data_dir, "--config.attentions=damcha",
+             "--config.sampling.batch_size=8"]
+  for until in ("step 22/30", "16 of 32 texts made"):
+    killed = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    for line in killed.stderr:
+      if until in line:
+        killed.send_signal(signal.SIGKILL)
+        break
+    killed.stderr.close()
+    assert killed.wait() == -signal.SIGKILL
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+  assert done.returncode == 0, done.stderr
+  assert "8 of 32 texts made" not in done.stderr and "32 of 32 texts made" in done.stderr
+  _check_summary(tmp_path, ["damcha"])
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("name", ["wmt14", "commongen"])
+def test_every_attention_trains_decodes_and_is_evaluated(tmp_path, data_dir, name):
+  done = subprocess.run(
+      [*COMMAND, f"--config=configs/{name}.py:smoke", f"--workdir={tmp_path}", data_dir,
+       f"--config.attentions={','.join(ATTENTIONS)}"],
+      cwd=ROOT, capture_output=True, text=True, check=False)
+  assert done.returncode == 0, done.stderr
+  rows = _check_summary(tmp_path, ATTENTIONS)
+  note = rows["mha", "test", "bartscore_mean"]["note"]
+  assert "BART's weights are not given" in note
+
+
+@pytest.mark.families
+def test_beams_and_bytes(tmp_path, data_dir):
+  """The other ways of decoding and of reading text, and a text that no model of English scores."""
+  done = subprocess.run(
+      [*COMMAND, "--config=configs/wmt14.py:smoke", f"--workdir={tmp_path}", data_dir,
+       "--config.attentions=damcha", "--config.sampling.num_beams=3",
+       "--config.sampling.length_penalty=0.6", "--config.data.tokenizer=bytes",
+       "--config.context_length=160", "--config.data.max_source_tokens=60",
+       "--config.data.max_target_tokens=90", "--config.num_steps=12"],
+      cwd=ROOT, capture_output=True, text=True, check=False)
+  assert done.returncode == 0, done.stderr
+  rows = _rows(tmp_path)
+  assert "sources cut to 60 tokens" in rows["damcha", "test", "bleu"]["note"]
+  assert np.isfinite(rows["damcha", "test", "chrf"]["value"])

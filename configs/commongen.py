@@ -2,9 +2,9 @@
 
   python -m experiments.text_generation --config=configs/commongen.py
 
-Needs the data set: `python -m damcha_jax.data.prepare commongen`. Its test split is published without
-references, so its validation split is what is reported. The paper reports NLL 5.7560 and BARTScore
--5.9250 with MHA, 5.2204 and -5.6142 with DAMCHA.
+Needs the data set: `python -m damcha_jax.data.prepare commongen`. Its test split is published
+without references, so its validation split is what is reported. The paper reports NLL 5.7560 and
+BARTScore -5.9250 with MHA, 5.2204 and -5.6142 with DAMCHA.
 
   python -m experiments.text_generation --config=configs/commongen.py:wide
 

@@ -56,7 +56,7 @@ def base(dataset: str, context_length: int,
   config.metrics = ml_collections.ConfigDict(dict(
       bart_weights=config_dict.placeholder(str),  # path of a directory; without, no BARTScore
       bart_direction="reference_to_hypothesis",  # omitted: BARTScore has several
-      ranking="per_token",  # 5.1: "ranked by their generation likelihood", of which it names no kind
+      ranking="per_token",  # omitted: 5.1 ranks "by their generation likelihood", or 'summed'
       allow_other_weights=False,
   ))
   return config

@@ -93,5 +93,6 @@ class TextGenerationConfig(DecoderConfig):
             f"sampling.num_beams={sampling.num_beams} exceeds model.vocab_size="
             f"{self.model.vocab_size}; use fewer")
     require(sampling.num_beams == 1 or sampling.temperature == 0,
-            f"sampling.num_beams={sampling.num_beams} searches for the most probable text, and "
-            f"sampling.temperature={sampling.temperature} draws one; use one beam, or temperature 0")
+            f"sampling.num_beams={sampling.num_beams} searches for the most probable text, "
+            f"sampling.temperature={sampling.temperature} draws one; use one beam, or "
+            "temperature 0")

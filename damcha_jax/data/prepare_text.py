@@ -78,8 +78,8 @@ def _published(name: str, data_dir: str,
     missing = [url for url in URLS[name]
                if not (Path(manual_dir).expanduser() / url.rpartition("/")[2]).is_file()]
     if missing:
-      raise DataError(f"not all files of '{name}' are in {manual_dir}; fetch {' and '.join(missing)} "
-                      "on a machine with a network and put them there, or use the sample that "
+      raise DataError(f"not all files of '{name}' are in {manual_dir}; fetch "
+                      f"{' and '.join(missing)} on a machine with a network and put them there, or use the sample that "
                       f"ships with the package: --config=configs/{name}.py:cpu")
   if name == "commongen" and manual_dir is not None:
     # TFDS has no checksums of these files and so does not find them in the folder.
@@ -152,7 +152,8 @@ def _read_commongen(path: Path) -> dict[str, list[Example]]:
             splits.setdefault(split, []).extend(
                 (Example(source, (one,)) for one in sentences) if split == "train" else whole)
   except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-    raise DataError(f"{path} cannot be read: {error}; fetch {URLS['commongen'][0]} again") from error
+    raise DataError(f"{path} cannot be read: {error}; fetch {URLS['commongen'][0]} again"
+                    ) from error
   missing = {"train", "validation"} - set(splits)
   if missing:
     raise DataError(f"{path} has no {' and no '.join(sorted(missing))} part; fetch "

@@ -155,8 +155,9 @@ def load_pairs(dataset: str, data_dir: str, direction: Optional[str] = None) -> 
   pairs = PairSet(dataset, folder, direction)
   missing = {"train", "validation"} - set(pairs.splits)
   if missing:
-    raise DataError(f"{folder} has no {' and no '.join(sorted(missing))}.tsv.xz: lines of a source, "
-                    "a tab and references, compressed by xz")
+    names = " and no ".join(f"{split}.tsv.xz" for split in sorted(missing))
+    raise DataError(f"{folder} has no {names}: lines of a source, a tab and references, compressed "
+                    "by xz")
   return pairs
 
 
@@ -181,8 +182,8 @@ def check_prepared(name: str, folder: Path, data_dir: str, contents: bool = Fals
         (folder / f"{split}.tsv.xz").stat().st_size == facts["compressed_bytes"]
         for split, facts in metadata["splits"].items())
     if whole and contents:
-      whole = all(hashlib.md5(lzma.decompress((folder / f"{split}.tsv.xz").read_bytes())).hexdigest()
-                  == facts["md5"] for split, facts in metadata["splits"].items())
+      whole = all(_content_md5(folder / f"{split}.tsv.xz") == facts["md5"]
+                  for split, facts in metadata["splits"].items())
   except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError, TypeError) as error:
     raise DataError(f"dataset '{name}' in {folder} cannot be read: {error}; run '{command} "
                     "--verify'") from error
@@ -191,9 +192,17 @@ def check_prepared(name: str, folder: Path, data_dir: str, contents: bool = Fals
                     f"'{command} --verify'")
 
 
-def hold_out_concept_sets(examples: Sequence[Example],
-                          count: int = HELD_OUT_CONCEPT_SETS) -> tuple[list[Example],
-                                                                       list[Example]]:
+def _content_md5(path: Path) -> str:
+  digest = hashlib.md5()
+  with lzma.open(path) as file:
+    while block := file.read(1 << 20):
+      digest.update(block)
+  return digest.hexdigest()
+
+
+def hold_out_concept_sets(
+    examples: Sequence[Example],
+    count: int = HELD_OUT_CONCEPT_SETS) -> tuple[list[Example], list[Example]]:
   """Training examples without, and those of, the `count` concept sets of the smallest hashes.
 
   A concept set is a source, whatever the order of its words; the held-out ones come once each with

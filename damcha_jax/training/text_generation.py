@@ -1,4 +1,4 @@
-"""The text-generation task of Section 5.1: a target given its source, with any of the attentions."""
+"""The text-generation task of Section 5.1: a target given its source, with any attention."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from experiments import text_generation
 CONFIGS = ("wmt14", "commongen")
 
 # "WMT14 English-German translation and CommonGen [...] All models have 10 decoders, 8 attention
-# heads, model dimension 512, and head dimension 64. Models are trained for 50 epochs with batch size
-# 128, learning rate 3e-4, and Adam optimizer. [...] f_theta is implemented as a 9-layer MLP"
+# heads, model dimension 512, and head dimension 64. Models are trained for 50 epochs with batch
+# size 128, learning rate 3e-4, and Adam optimizer. [...] f_theta is implemented as a 9-layer MLP"
 SECTION_5_1 = {
     "model.num_layers": 10,
     "model.num_heads": 8,

@@ -1,4 +1,4 @@
-"""Preparing WMT14 and CommonGen, from a stand-in for TFDS's catalogue and from a published archive."""
+"""Preparing WMT14 and CommonGen, from a stand-in for TFDS's catalogue and from an archive."""
 
 import json
 import lzma

@@ -55,7 +55,8 @@ def test_direction_exchanges_source_and_target():
 
 def test_pages_are_aligned_by_paragraph_and_sentence():
   english = """<h1 id="hd_id1">Insert a new chart</h1><p id="par_id2" class="x">Choose <b>Insert</b>
-      &amp; wait a while. Then select the &lt;chart&gt;.</p><p id="par_id3">Only here, in this text</p>
+      &amp; wait a while. Then select the &lt;chart&gt;.</p>
+      <p id="par_id3">Only here, in this text</p>
       <p id="par_id4">Uncut as it is here. Yes it is.</p><p>No name at all, and none</p>"""
   german = """<p id="par_id2">Einfügen &amp; lange abwarten. Dann das &lt;Diagramm&gt; wählen.</p>
       <h1 id="hd_id1">Neues Diagramm einfügen</h1><p id="par_id4">Hier in einem Satz, ja</p>"""
@@ -79,8 +80,10 @@ def test_a_sentence_of_many_pages_stays_in_one_split():
 
 
 def test_dictionary_sentences_are_cleaned_and_paired():
-  lines = ["# Kommentar :: comment", "Hund {m} | Der Hund bellt laut. [ugs.] :: dog | The dog barks.",
-           "Eins ist hier. | Zwei ist da. :: Only one is here.", "Ja!; Ja, sicher ist das! :: Yes it is!"]
+  lines = ["# Kommentar :: comment",
+           "Hund {m} | Der Hund bellt laut. [ugs.] :: dog | The dog barks.",
+           "Eins ist hier. | Zwei ist da. :: Only one is here.",
+           "Ja!; Ja, sicher ist das! :: Yes it is!"]
   assert list(sentence_pairs.dictionary_pairs(lines)) == [
       Example("The dog barks.", ("Der Hund bellt laut.",))]
 

@@ -39,7 +39,7 @@ class _Parsed(Exception):
 
 
 def test_there_are_commands_for_every_config():
-  for name in ("mix", "enwik8", "text8", "cifar10", "cifar100"):
+  for name in ("mix", "enwik8", "text8", "cifar10", "cifar100", "wmt14", "commongen"):
     for size in ("", ":cpu", ":smoke"):
       assert any(f"--config=configs/{name}.py{size}" in command.split() for command in _commands())
 

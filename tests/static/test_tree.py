@@ -7,9 +7,9 @@ import re
 import subprocess
 import typing
 
-from damcha_jax import config as config_lib
 from damcha_jax.config.efficiency import EfficiencyConfig
 from damcha_jax.training import sharding
+from experiments import common
 
 ROOT = Path(__file__).parents[2]
 SKIPPED = {"__pycache__", "build", "dist", "runs"}
@@ -78,5 +78,5 @@ def test_every_config_key_is_read():
   if "attention_names" in read:  # a property that reads it
     read.add("attentions")
   read |= set(sharding.AXES)  # `mesh`'s keys are read by these names
-  assert _fields(config_lib.LanguageModelConfig) - read == set()
-  assert _fields(EfficiencyConfig) - read == set()
+  for cls in (*common.CONFIG_CLASSES.values(), EfficiencyConfig):
+    assert _fields(cls) - read == set()

@@ -2,6 +2,7 @@
 
 import json
 
+from matplotlib import image
 import numpy as np
 import pytest
 
@@ -108,3 +109,13 @@ def test_learning_curves_are_a_png(tmp_path):
   path = tmp_path / "figures" / "curves.png"
   reporting.plot_learning_curves(path, {"mha": [(1, 5.0), (2, 4.0)], "damcha": []}, "nats")
   assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_image_grid_shows_every_image_in_its_place(tmp_path):
+  images = np.arange(7, dtype=np.uint8)[:, None, None] * np.full((1, 3, 3), 30, np.uint8)
+  reporting.write_image_grid(tmp_path / "figures" / "grid.png", images, num_columns=4)
+  pixels = (image.imread(tmp_path / "figures" / "grid.png") * 255).round()
+  height, width, _ = pixels.shape
+  assert width > 700 and abs(2 * width - 4 * height) < 8
+  centers = pixels[height // 4 :: height // 2, width // 8 :: width // 4, 0]
+  assert centers.tolist() == [[0, 30, 60, 90], [120, 150, 180, 255]]

@@ -1,1 +1,1 @@
-"""TFDS builders of the corpora; importing one registers it with `tfds.load`. No TensorFlow."""
+"""TFDS builders of the real data. Those of bytes register with `tfds.load`. No TensorFlow."""

@@ -68,7 +68,16 @@ def _check_summary(workdir, attentions):
   return rows
 
 
-def test_a_run_is_evaluated_and_a_rerun_draws_nothing_again(capsys, tmp_path):
+class _Features:
+  """In the place of Inception: means of quarters of the image."""
+
+  weights_sha256, mode = "none", "pytorch-fid"
+
+  def __call__(self, images):
+    return images.reshape(len(images), 2, 4, 2, 4).mean((2, 4)).reshape(len(images), 4) / 255
+
+
+def test_a_run_is_evaluated_and_a_rerun_draws_nothing_again(capsys, tmp_path, monkeypatch):
   arguments = (SMOKE, f"--workdir={tmp_path}", "--config.attentions=mha", "--config.num_steps=12",
                "--config.model.num_layers=1")
   status, output, errors = _run(capsys, *arguments)
@@ -80,6 +89,16 @@ def test_a_run_is_evaluated_and_a_rerun_draws_nothing_again(capsys, tmp_path):
 
   status, _, errors = _run(capsys, *arguments)
   assert status == 0 and "drawn" not in errors and _rows(tmp_path) == rows
+
+  monkeypatch.setattr(image_generation, "inception_features", lambda metrics: (_Features(), ""))
+  status, output, errors = _run(capsys, *arguments)
+  assert status == 0 and "drawn" not in errors
+  again = _rows(tmp_path)
+  for metric in ("fid", "fid_group_mean", "fid_top50", "kid", "feature_distance_mean"):
+    assert again["mha", "test", metric]["value"] is not None
+  assert again["mha", "test", "fid"]["value"] > again["real_images", "test", "fid_real"]["value"]
+  assert {key: row for key, row in again.items() if row["value"] == rows[key]["value"]}.keys() >= {
+      key for key, row in rows.items() if row["value"] is not None}
 
 
 def test_weights_that_are_none_are_named(tmp_path):

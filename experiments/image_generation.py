@@ -51,13 +51,18 @@ NUM_SHOWN = 100
 def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]:
   """Trains, samples and evaluates every attention and seed; writes `summary.json`, `figures/`."""
   config = freeze(config, ImageGenerationConfig)
-  data = load_image_data(config.dataset, config.data)
-  features_fn, why = inception_features(config.metrics)
-  if features_fn is None and common.is_primary():
-    _note(f"{why}; rows that need them have no value")
+  features = inception_features(config.metrics)
+  if features[0] is None and common.is_primary():
+    _note(f"{features[1]}; rows that need them have no value")
   results = common.run_suite(config, workdir, image_generation_task)
-  if not common.is_primary():
-    return []
+  return summarize(config, workdir, results, features) if common.is_primary() else []
+
+
+def summarize(config: ImageGenerationConfig, workdir: Path, results: common.Results,
+              features: tuple[Optional[InceptionFeatures], str]) -> list[reporting.Row]:
+  """Samples and evaluates runs that are trained; `features` is from `inception_features`."""
+  data = load_image_data(config.dataset, config.data)
+  features_fn, why = features
   samples = {(attention, seed): sample_images(
       config, attention, seed, common.run_dir(workdir, attention, seed), data,
       lambda line, run=f"{attention} seed {seed}": _note(f"[{run}] {line}"))

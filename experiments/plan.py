@@ -23,8 +23,9 @@ def main(argv: Sequence[str]) -> None:
   config, num_devices = parse(argv)
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_num_cpu_devices", num_devices)
-  print(f"{config.name}:{config.size} on {num_devices} devices, mesh data {config.mesh.data} x fsdp "
-        f"{config.mesh.fsdp} x tensor {config.mesh.tensor}")
+  mesh = config.mesh
+  print(f"{config.name}:{config.size} on {num_devices} devices, mesh data {mesh.data} x fsdp "
+        f"{mesh.fsdp} x tensor {mesh.tensor}")
   print(f"{'attention':16}{'parameters':>14}{'state':>10}{'a device':>10}{'FLOP/step':>12}"
         f"{'FLOP/run':>12}")
   for attention in config.attention_names:

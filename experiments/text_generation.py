@@ -46,20 +46,24 @@ NUM_SHOWN = 3
 def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]:
   """Trains, decodes and evaluates every attention and seed; writes `summary.json`, `figures/`."""
   config = freeze(config, TextGenerationConfig)
-  texts = load_texts(config)
-  scorer, why = bart_scorer(config.metrics)
-  if scorer is None and common.is_primary():
-    _note(f"{why}; rows that need them have no value")
+  scorer = bart_scorer(config.metrics)
+  if scorer[0] is None and common.is_primary():
+    _note(f"{scorer[1]}; rows that need them have no value")
   results = common.run_suite(config, workdir, text_generation_task)
-  if not common.is_primary():
-    return []
+  return summarize(config, workdir, results, scorer) if common.is_primary() else []
+
+
+def summarize(config: TextGenerationConfig, workdir: Path, results: common.Results,
+              scorer: tuple[Optional[BartScorer], str]) -> list[reporting.Row]:
+  """Decodes and evaluates runs that are trained; `scorer` is from `bart_scorer`."""
+  texts = load_texts(config)
   outputs = {(attention, seed): text_samples.generate_texts(
       config, attention, seed, common.run_dir(workdir, attention, seed), texts,
       lambda line, run=f"{attention} seed {seed}": _note(f"[{run}] {line}"))
              for attention, seed in results}
   too_long = eval_rows(config, texts, text_samples.SPLIT).note
   measurements = [*common.trained(config, results, UNITS),
-                  *evaluate(config, workdir, outputs, scorer, why, too_long)]
+                  *evaluate(config, workdir, outputs, *scorer, too_long)]
   paper = json.loads(common.PAPER.read_text(encoding="utf-8"))["table1"]
   rows = reporting.summary_rows([_as_published(one) for one in measurements], comparable(config),
                                 lambda one: _figure(paper, config.name, one))

@@ -1,4 +1,4 @@
-"""Finds or downloads a published archive, and reads a corpus only if its size and hash are right."""
+"""Finds or downloads published archives, and reads corpora only if size and hash are right."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Prepared image sets on disk: memory-mapped arrays, and what they must contain.
 
 `<data_dir>/images/<name>/` holds `<split>_images.npy` [N, 32, 32, 3] and `<split>_labels.npy` [N],
-uint8, of the published splits `train` and `test`, and metadata.json with each file's md5. The folder
-appears whole or not at all.
+uint8, of the published splits `train` and `test`, and metadata.json with each file's md5. The
+folder appears whole or not at all.
 """
 
 from __future__ import annotations

@@ -10,8 +10,10 @@ import sys
 import numpy as np
 import pytest
 
-from damcha_jax.config import ImageMetricsConfig
+from damcha_jax.config import ConfigError, ImageMetricsConfig
+from damcha_jax.errors import WorkdirError
 from experiments import common
+from experiments import evaluate
 from experiments import image_generation
 
 ROOT = Path(__file__).parents[2]
@@ -90,15 +92,30 @@ def test_a_run_is_evaluated_and_a_rerun_draws_nothing_again(capsys, tmp_path, mo
   status, _, errors = _run(capsys, *arguments)
   assert status == 0 and "drawn" not in errors and _rows(tmp_path) == rows
 
-  monkeypatch.setattr(image_generation, "inception_features", lambda metrics: (_Features(), ""))
-  status, output, errors = _run(capsys, *arguments)
-  assert status == 0 and "drawn" not in errors
+  given = []
+  monkeypatch.setitem(evaluate.FAMILIES, "image_generation", (
+      lambda metrics: given.append(metrics) or (_Features(), ""), image_generation.summarize))
+  evaluate.main(["evaluate", f"--workdir={tmp_path}", "--metrics.inception_weights=later.pth",
+                 "--metrics.allow_other_weights=True"])
+  assert "drawn" not in capsys.readouterr().err
+  assert (given[0].inception_weights, given[0].allow_other_weights) == ("later.pth", True)
   again = _rows(tmp_path)
   for metric in ("fid", "fid_group_mean", "fid_top50", "kid", "feature_distance_mean"):
     assert again["mha", "test", metric]["value"] is not None
   assert again["mha", "test", "fid"]["value"] > again["real_images", "test", "fid_real"]["value"]
   assert {key: row for key, row in again.items() if row["value"] == rows[key]["value"]}.keys() >= {
       key for key, row in rows.items() if row["value"] is not None}
+
+
+@pytest.mark.parametrize("arguments, error, message", [
+    ((), ConfigError, "--workdir is missing"),
+    (("--wrkdir=x",), ConfigError, "unexpected argument"),
+    (("--workdir=x", "--metrics.inception_weight=x"), WorkdirError, "holds no runs of image_gen"),
+])
+def test_what_cannot_be_evaluated_is_named(tmp_path, monkeypatch, arguments, error, message):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(error, match=message):
+    evaluate.main(["evaluate", *arguments])
 
 
 def test_weights_that_are_none_are_named(tmp_path):
@@ -155,8 +172,8 @@ def test_a_killed_run_resumes_training_and_drawing(tmp_path):
 @pytest.mark.families
 @pytest.mark.parametrize("config, more", [
     (SMOKE, ()),
-    ("--config=configs/cifar100.py:smoke", ("--config.attentions=damcha", "--config.data.colour=rgb",
-                                            "--config.context_length=192")),
+    ("--config=configs/cifar100.py:smoke", (
+        "--config.attentions=damcha", "--config.data.colour=rgb", "--config.context_length=192")),
     ("--config=configs/cifar100.py:smoke", (
         "--config.attentions=mha", "--config.data.class_conditional=True",
         "--config.model.vocab_size=265", "--config.data.colour=palette")),

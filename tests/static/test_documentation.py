@@ -13,6 +13,7 @@ import pytest
 from damcha_jax.config import freeze
 from damcha_jax.config.efficiency import EfficiencyConfig
 from experiments import common
+from experiments import evaluate
 from experiments import plan
 from experiments import sample
 
@@ -54,6 +55,8 @@ def test_documented_command_parses(command, monkeypatch):
     assert arguments[0] == "install"
   elif arguments[1] == "experiments.sample":
     sample.parse(arguments[1:])
+  elif arguments[1] == "experiments.evaluate":
+    evaluate.parse(arguments[1:])
   elif arguments[1] == "experiments.plan":
     plan.parse(arguments[1:])
   elif arguments[1].startswith("damcha_jax."):

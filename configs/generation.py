@@ -2,8 +2,8 @@
 
 Not an experiment of its own: the config files of either family begin with `paper` and shrink with
 `shrink_to_cpu` and `shrink_to_smoke`. A comment `5.1` marks a value that the paper's Section 5.1
-states (`3.2` and so on likewise); `omitted` marks one that the paper leaves out, with the reason for
-the value chosen here.
+states (`3.2` and so on likewise); `omitted` marks one that the paper leaves out, with the reason
+for the value chosen here.
 """
 
 import ml_collections

@@ -32,7 +32,7 @@ def _config(class_conditional=False, **sampling):
 
 
 class _Run:
-  """A model with random parameters in the place of a trained one, and how often it was asked for."""
+  """A model with random parameters in the place of a trained one; counts how often it is read."""
 
   def __init__(self, monkeypatch, config, attention="damcha"):
     self.config, self.attention, self.restored, self.notes = config, attention, 0, []
@@ -126,8 +126,8 @@ def test_classes_begin_the_sequences_and_are_never_pixels(monkeypatch, tmp_path)
 def test_the_vocabulary_must_hold_the_classes():
   config = _config(class_conditional=True)
   small = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=264))
-  with pytest.raises(ConfigError, match="does not hold 256 pixel values and the 9 classes of 'samp.*"
-                     "set it to 265"):
+  with pytest.raises(ConfigError, match="does not hold 256 pixel values and the 9 classes of 's"
+                     ".*set it to 265"):
     image_generation_task(small, "mha", seed=0)
 
 

@@ -165,8 +165,8 @@ def permutation(num: int, seed: int, epoch: int) -> np.ndarray:
 class TrainImages:
   """Epochs of shuffled images, one after another; batch `step` depends on (seed, step) alone.
 
-  Row r of the global batch of step n is number (n B + r) mod N of epoch (n B + r) div N, whose order
-  is a function of (seed, epoch): every image comes once an epoch. Process p of P takes rows
+  Row r of the global batch of step n is number (n B + r) mod N of epoch (n B + r) div N, whose
+  order is a function of (seed, epoch): every image comes once an epoch. Process p of P takes rows
   [p B / P, (p + 1) B / P).
   """
 

@@ -1,4 +1,4 @@
-"""Images as tokens: what ships, how it is converted, and that batches depend on (seed, step) alone."""
+"""Images as tokens: what ships, how it is converted, which batches a step gets."""
 
 import hashlib
 import io
@@ -126,9 +126,8 @@ def test_a_palette_of_few_colours_holds_them():
 
 def test_a_real_set_is_split_in_its_order(monkeypatch):
   count = {"train": 5_020, "test": 30}
-  made = {split: Labelled(np.full((n, 32, 32, 3), np.arange(n)[:, None, None, None] % 256, np.uint8),
-                          {"label": (np.arange(n) % 10).astype(np.uint8)})
-          for split, n in count.items()}
+  made = {split: Labelled(np.repeat((np.arange(n) % 256).astype(np.uint8), 3072).reshape(
+      n, 32, 32, 3), {"label": (np.arange(n) % 10).astype(np.uint8)}) for split, n in count.items()}
   monkeypatch.setattr(images, "load_images", lambda name, data_dir: made)
   data = load_image_data("cifar10", _config("made here", 8))
   assert {split: len(tokens) for split, tokens in data.tokens.items()} == {
@@ -144,7 +143,7 @@ def test_begin_tokens_name_the_class_or_nothing():
 
 
 def test_what_is_missing_is_named(tmp_path):
-  with pytest.raises(ConfigError, match="unknown dataset 'cifar'; use one of cifar10, cifar100, sa"):
+  with pytest.raises(ConfigError, match="unknown dataset 'cifar'; use one of cifar10, cifar100"):
     load_image_data("cifar", _config())
   with pytest.raises(DataError, match="'cifar10' is not prepared.*damcha_jax.data.prepare cifar10"):
     load_image_data("cifar10", _config(tmp_path))

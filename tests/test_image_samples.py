@@ -24,7 +24,7 @@ from damcha_jax.training.image_generation import image_generation_task
 def _config(class_conditional=False, **sampling):
   config = cifar10.get_config("smoke")
   with config.unlocked():
-    config.model.update(num_layers=1, features=8, mlp_features=16, num_heads=2, vocab_size=265)
+    config.model.update(num_layers=1, features=8, mlp_features=16, vocab_size=265)
     config.damcha.update(widths=(6, 6))
     config.data.update(class_conditional=class_conditional, max_held_out_images=12)
     config.sampling.update(**{"num_samples": 6, "num_completions": 5, "batch_size": 4, **sampling})

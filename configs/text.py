@@ -83,6 +83,6 @@ def shrink_to_smoke(config: ml_collections.ConfigDict) -> None:
   generation.shrink_to_smoke(config)
   config.context_length = 64
   config.damcha.stride = 8
-  config.data.update(max_source_tokens=28, max_target_tokens=34, max_held_out_examples=32)
-  config.sampling.update(batch_size=32)
-  config.evaluation.batch_size = 32
+  config.data.update(max_source_tokens=28, max_target_tokens=34, max_held_out_examples=64)
+  config.sampling.update(batch_size=64)
+  config.evaluation.batch_size = 64

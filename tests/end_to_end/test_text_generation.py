@@ -3,18 +3,22 @@
 import json
 import lzma
 from pathlib import Path
+import shutil
 import signal
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from random_weights import random_tensors
 
 from damcha_jax import text_samples
 from damcha_jax.attention import ATTENTIONS
 from damcha_jax.data.text_pairs import Example, encode
 from damcha_jax.errors import WorkdirError
+from damcha_jax.interop import tensor_files
 from experiments import common
+from experiments import evaluate
 from experiments import text_generation
 
 ROOT = Path(__file__).parents[2]
@@ -38,9 +42,18 @@ def _folder(tmp_path_factory):
   folder = tmp_path_factory.mktemp("texts")
   for first, split in enumerate(("train", "validation", "test")):
     examples = [Example(f"{n} {n % 7}", (f"{n} and {n % 7} are {n + n % 7}",))
-                for n in range(first, 3 * (300 if split == "train" else 40), 3)]
+                for n in range(first, 3 * (300 if split == "train" else 70), 3)]
     (folder / f"{split}.tsv.xz").write_bytes(lzma.compress(encode(examples)))
   return folder
+
+
+def _write_bart(folder):
+  """A tiny model whose scores mean nothing."""
+  fixtures = ROOT / "tests/evaluation/fixtures"
+  shapes = json.loads((fixtures / "bart.json").read_text(encoding="utf-8"))["shapes"]
+  shutil.copytree(fixtures / "bart", folder)
+  tensor_files.write_safetensors(folder / "model.safetensors", random_tensors(
+      {name: tuple(shape) for name, shape in shapes.items()}, 1.0))
 
 
 def _run(capsys, *arguments):
@@ -79,7 +92,7 @@ def _check_summary(workdir, attentions):
     assert 4 < found["nats_per_token"]["value"] < 6.8
     run = workdir / attention / "seed0"
     records = text_samples.read_outputs(run)
-    assert [record["index"] for record in records] == list(range(32))
+    assert [record["index"] for record in records] == list(range(64))
     nll, tokens = (np.array([record[key] for record in records]) for key in ("nll", "nll_tokens"))
     # Scoring one by one is what evaluation during training added up.
     assert nll.sum() / tokens.sum() == pytest.approx(found["nats_per_token"]["value"], rel=1e-5)
@@ -96,7 +109,7 @@ def test_a_run_is_evaluated_and_again_from_what_it_kept(capsys, tmp_path, data_d
                "--config.num_steps=12", f"--config.dataset={folder}", "--config.context_length=48",
                "--config.data.max_source_tokens=16", "--config.data.max_target_tokens=28")
   status, output, errors = _run(capsys, *arguments)
-  assert status == 0 and "32 of 32 texts made" in errors and "BART's weights are not" in errors
+  assert status == 0 and "64 of 64 texts made" in errors and "BART's weights are not" in errors
   rows = _check_summary(tmp_path, ["mha"])
   assert rows["mha", "test", "nll_mean"]["paper"] == 5.756
   assert rows["mha", "test", "bartscore_top50"]["paper"] == -4.252
@@ -113,6 +126,7 @@ def test_a_run_is_evaluated_and_again_from_what_it_kept(capsys, tmp_path, data_d
   again = _rows(tmp_path)
   assert again["mha", "test", "bleu"]["value"] == pytest.approx(100)
   assert again["mha", "test", "nll_mean"] == rows["mha", "test", "nll_mean"]
+
   path.write_text("{")
   with pytest.raises(WorkdirError, match="outputs.jsonl cannot be read"):
     text_samples.read_outputs(path.parent)
@@ -156,7 +170,7 @@ def test_paper_size_is_planned_over_8_devices_without_allocation(name):
 def test_a_killed_run_resumes_training_and_decoding(tmp_path, data_dir):
   command = [*COMMAND, SMOKE, f"--workdir={tmp_path}", data_dir, "--config.attentions=damcha",
              "--config.sampling.batch_size=8"]
-  for until in ("step 22/30", "16 of 32 texts made"):
+  for until in ("step 22/30", "16 of 64 texts made"):
     killed = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     for line in killed.stderr:
       if until in line:
@@ -166,7 +180,7 @@ def test_a_killed_run_resumes_training_and_decoding(tmp_path, data_dir):
     assert killed.wait() == -signal.SIGKILL
   done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
   assert done.returncode == 0, done.stderr
-  assert "8 of 32 texts made" not in done.stderr and "32 of 32 texts made" in done.stderr
+  assert "8 of 64 texts made" not in done.stderr and "64 of 64 texts made" in done.stderr
   _check_summary(tmp_path, ["damcha"])
 
 
@@ -184,16 +198,24 @@ def test_every_attention_trains_decodes_and_is_evaluated(tmp_path, data_dir, nam
 
 
 @pytest.mark.families
-def test_beams_and_bytes(tmp_path, data_dir):
-  """The other ways of decoding and of reading text, and a text that no model of English scores."""
+def test_beams_bytes_and_weights_that_came_later(tmp_path, data_dir):
+  """The other ways of decoding and of reading text, and BARTScore of the English it makes."""
   done = subprocess.run(
       [*COMMAND, "--config=configs/wmt14.py:smoke", f"--workdir={tmp_path}", data_dir,
        "--config.attentions=damcha", "--config.sampling.num_beams=3",
        "--config.sampling.length_penalty=0.6", "--config.data.tokenizer=bytes",
-       "--config.context_length=160", "--config.data.max_source_tokens=60",
-       "--config.data.max_target_tokens=90", "--config.num_steps=12"],
+       "--config.data.direction=de-en", "--config.context_length=160",
+       "--config.data.max_source_tokens=60", "--config.data.max_target_tokens=90",
+       "--config.data.max_held_out_examples=128", "--config.num_steps=12"],
       cwd=ROOT, capture_output=True, text=True, check=False)
   assert done.returncode == 0, done.stderr
   rows = _rows(tmp_path)
   assert "sources cut to 60 tokens" in rows["damcha", "test", "bleu"]["note"]
   assert np.isfinite(rows["damcha", "test", "chrf"]["value"])
+
+  _write_bart(tmp_path / "bart")
+  evaluate.main(["evaluate", f"--workdir={tmp_path}", "--metrics.allow_other_weights=true",
+                 f"--metrics.bart_weights={tmp_path / 'bart'}"])
+  for metric in ("bartscore_mean", "bartscore_top50"):
+    row = _rows(tmp_path)["damcha", "test", metric]
+    assert -20 < row["value"] < 0 and "reference_to_hypothesis" in row["note"]

@@ -167,7 +167,8 @@ class DamchaAttention(AttentionBase):
   ) -> Array:
     """Attends from `inputs_q` [B, T, D] to `inputs_k`, `inputs_v` [B, S, D]; see AttentionBase.
 
-    The context comes from `inputs_q`. A stack that shares passes `metric` (one metric for all its
+    The context comes from `inputs_q`, and restarts with each document of a packed row, whether
+    `segment_ids` or a `mask` that splits the row says so (while decoding there is one). A stack that shares passes `metric` (one metric for all its
     layers) or `generate` (its generator, applied to this layer's own contexts). `layer_index`
     reaches this attention's own generator, should that have a part per layer.
     """
@@ -184,7 +185,7 @@ class DamchaAttention(AttentionBase):
     dtype = self.dtype or inputs_q.dtype
     query_BTD, key_BSD = inputs.query_BTD.astype(dtype), inputs.key_BSD.astype(dtype)
     if metric is None:
-      metric = self._metric(inputs, generate, layer_index)
+      metric = self._metric(self._with_documents(inputs, mask), generate, layer_index)
     if self.form == "head_slice":
       query, key, scale = self._head_slices(query_BTD, key_BSD, metric)
     else:
@@ -193,6 +194,13 @@ class DamchaAttention(AttentionBase):
     return self.attend_and_project(
         query, key, value_BSHK, inputs, deterministic, dropout_rng, sow_weights, scale=scale
     )
+
+  def _with_documents(self, inputs: Inputs, mask: Optional[Array]) -> Inputs:
+    """What the mask keeps apart, the metric must not mix: a mean is not masked by itself."""
+    if mask is None or inputs.segment_ids_BT is not None or not inputs.is_self or self.decode:
+      return inputs
+    documents_BT = masks.documents(inputs.mask_BHTS, *inputs.query_BTD.shape[:2])
+    return inputs._replace(segment_ids_BT=documents_BT)
 
   def _metric(
       self, inputs: Inputs, generate: Optional[Callable], layer_index: Any

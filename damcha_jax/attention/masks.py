@@ -51,6 +51,29 @@ def _any_over(mask: Optional[Array], axis: int, shape: tuple[int, int]) -> Optio
   return jnp.broadcast_to(seen, shape)
 
 
+def documents(mask_BHTS: Array, batch_size: int, length: int) -> Optional[Array]:
+  """[B, T]: the number of the document of each token, if documents are packed by the mask alone.
+
+  A document begins at token b if no query from b on sees a key before b, and none before b sees a
+  key from b on. None where a mask whose values are known now shows a single document per row.
+  """
+  seen_BTS = jnp.broadcast_to(mask_BHTS.astype(bool).any(1), (batch_size, length, length))
+  sees_BT = seen_BTS.any(-1)
+  first_BT = jnp.where(sees_BT, jnp.argmax(seen_BTS, -1), length)
+  last_BT = jnp.where(sees_BT, length - 1 - jnp.argmax(seen_BTS[..., ::-1], -1), -1)
+  from_here_BT = jax.lax.cummin(first_BT, axis=1, reverse=True)
+  up_to_here_BT = jax.lax.cummax(last_BT, axis=1)
+  before_BT = jnp.pad(up_to_here_BT[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+  position_T = jnp.arange(length)
+  documents_BT = jnp.cumsum((from_here_BT >= position_T) & (before_BT < position_T), axis=1)
+  if not isinstance(documents_BT, jax.core.Tracer):
+    used_BT = np.asarray(seen_BTS.any(1))
+    numbers = np.asarray(documents_BT)
+    if all(len(np.unique(row[used])) <= 1 for row, used in zip(numbers, used_BT)):
+      return None
+  return documents_BT
+
+
 def is_concrete_causal(mask: Optional[Array]) -> bool:
   """Whether a mask whose values are known now hides the future from every query."""
   if mask is None or isinstance(mask, jax.core.Tracer):

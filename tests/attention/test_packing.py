@@ -11,6 +11,8 @@ from damcha_jax.attention import DamchaAttention, MultiHeadAttention, masks
 D, H = 8, 2
 LENGTHS = (4, 1, 6)
 SEGMENTS = np.repeat(np.arange(3), LENGTHS)[None]
+SAME_SEGMENT = SEGMENTS[:, None, :, None] == SEGMENTS[:, None, None, :]
+SIX = np.array([0, 0, 1, 2, 2, 2])
 X = np.random.default_rng(0).normal(size=(1, sum(LENGTHS), D)).astype(np.float32)
 
 KINDS = {
@@ -37,13 +39,32 @@ def test_a_packed_row_equals_its_documents(kind):
     return jnp.concatenate([module.apply(variables, one) for one in documents], axis=1)
 
   @jax.jit
-  def outputs_and_gradients(x):
-    pairs = [jax.vjp(function, x) for function in (packed, separate)]
+  def outputs_and_gradients(x, mask):
+    # A mask alone may pack too; that one is known when the program is made, this one is not.
+    masked = lambda x: module.apply(variables, x, mask=SAME_SEGMENT)
+    traced = lambda x: module.apply(variables, x, mask=mask)
+    pairs = [jax.vjp(function, x) for function in (separate, packed, masked, traced)]
     return [(outputs, *pullback(cotangent)) for outputs, pullback in pairs]
 
-  (packed_output, packed_grad), (output, grad) = outputs_and_gradients(X)
-  np.testing.assert_allclose(packed_output, output, atol=2e-5)
-  np.testing.assert_allclose(packed_grad, grad, atol=2e-5)
+  (output, grad), *ways = outputs_and_gradients(X, SAME_SEGMENT)
+  for packed_output, packed_grad in ways:
+    np.testing.assert_allclose(packed_output, output, atol=2e-5)
+    np.testing.assert_allclose(packed_grad, grad, atol=2e-5)
+
+
+def test_documents_are_told_from_masks():
+  causal = np.tril(np.ones((6, 6), bool))
+  found = masks.documents(jnp.asarray(causal & (SIX[:, None] == SIX))[None, None], 1, 6)
+  np.testing.assert_array_equal(found - found[:, :1], [SIX])
+  assert masks.documents(causal[None, None], 2, 6) is None
+  assert masks.documents((causal & ~np.tril(causal, k=-2))[None, None], 1, 6) is None  # a window
+  padded = causal & np.array([0, 0, 1, 1, 1, 0], bool)
+  assert masks.documents(padded[None, None], 1, 6) is None
+  traced = jax.jit(lambda mask: masks.documents(mask, 1, 6))(padded[None, None])
+  assert len(set(np.asarray(traced)[0, 2:5])) == 1
+  # A prefix that sees itself both ways is one document with what follows.
+  prefix = causal | (np.arange(6) < 3) & (np.arange(6) < 3)[:, None]
+  assert masks.documents(prefix[None, None], 1, 6) is None
 
 
 def test_masks():

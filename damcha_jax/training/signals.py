@@ -14,7 +14,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
-  """Context manager that notes the first SIGTERM or SIGINT; a second one acts as it would have.
+  """Context manager that notes SIGTERM and SIGINT; the second of one kind acts as it would have.
 
   With several processes the request must take effect at the same step everywhere, which JAX's
   preemption service arranges; it listens to SIGTERM itself.
@@ -31,7 +31,8 @@ class StopRequest:
     return self
 
   def __exit__(self, *unused) -> None:
-    self._reinstall()
+    while self._previous:
+      signal.signal(*self._previous.popitem())
 
   def requested(self, step: int) -> bool:
     """Whether to stop at `step`; every process gets the same answer for the same step."""
@@ -42,9 +43,4 @@ class StopRequest:
   def _note(self, number: int, frame: Optional[FrameType]) -> None:
     del frame
     self.signal_name = signal.Signals(number).name
-    self._reinstall()
-
-  def _reinstall(self) -> None:
-    for number, handler in self._previous.items():
-      signal.signal(number, handler)
-    self._previous = {}
+    signal.signal(number, self._previous.pop(number))

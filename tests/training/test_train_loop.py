@@ -16,6 +16,7 @@ import pytest
 from damcha_jax.config import ConfigError, MeshConfig
 from damcha_jax.errors import Interrupted, NonFiniteError, WorkdirError
 from damcha_jax.training import loop
+from damcha_jax.training.signals import StopRequest
 from tiny_task import TinyConfig, tiny_task
 
 
@@ -133,6 +134,16 @@ def test_a_signal_saves_and_the_next_run_equals_an_uninterrupted_one(finished, t
   timed = ("tokens_per_second", "train_seconds")
   strip = lambda record: {key: value for key, value in record.items() if key not in timed}
   assert list(map(strip, records(tmp_path))) == list(map(strip, records(workdir)))
+
+
+def test_a_signal_of_the_other_kind_is_noted_too():
+  previous = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+  with StopRequest() as stop:
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGTERM)  # by default, this would end the process
+    assert stop.requested(1)
+    assert signal.getsignal(signal.SIGINT) is previous[0]
+  assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == previous
 
 
 def test_a_non_finite_loss_stops_naming_step_and_leaf_and_keeps_the_last_good(tmp_path):

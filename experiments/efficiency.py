@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from damcha_jax import reporting
 from damcha_jax.config import ConfigError, freeze
-from damcha_jax.config.efficiency import EfficiencyConfig
+from damcha_jax.config.efficiency import EfficiencyConfig, ShapeConfig
 from damcha_jax.reporting import Measurement
 from damcha_jax.training.workdir import Workdir
 from experiments import common
@@ -31,6 +31,10 @@ TABLE2_METHODS = {"authors_tha": "THA", "authors_dcmha": "DCMHA", "authors_colmh
                   "authors_mma": "MMA", "authors_moa": "MoA", "damcha": "DAMCHA"}
 TABLE2_DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "common_gen": "CommonGen",
                    "wmt14": "WMT"}
+# The sizes at which it was measured (the authors' first public commit); tokens by dataset.
+TABLE2_SIZES = {"batch_size": 1, "num_layers": 4, "num_heads": 8, "features": 128,
+                "mlp_features": 256, "damcha_widths": ()}
+TABLE2_LENGTHS = {"cifar10": 64, "cifar100": 64, "common_gen": 128, "wmt14": 256}
 TABLE2_METRICS = {"gflops": "gflops", "peak_memory": "memory", "latency": "latency_ms"}
 
 Finding = tuple[Measurement, Optional[float]]  # beside the paper's figure
@@ -58,7 +62,7 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
     for axis in scaling.AXES:
       findings += _kept(workdir / f"scaling-{axis}", config,
                         lambda: list(scaling.along(config, axis)))
-  rows = _rows(findings)
+  rows = _rows(findings, config)
   if common.is_primary():
     if config.scaling is not None:
       scaling.plot(rows, workdir / "figures")
@@ -100,12 +104,20 @@ def _beside(table2: dict[str, Any], one: Measurement) -> Finding:
   return one, figure
 
 
-def _rows(findings: list[Finding]) -> list[reporting.Row]:
+def _rows(findings: list[Finding], config: EfficiencyConfig) -> list[reporting.Row]:
   figures = dict(findings)
   rows = reporting.summary_rows(figures, False, figures.get)
+  of_its_size = {shape.dataset for shape in config.shapes if is_table2s(shape)}
   for row in rows:  # counts at Table 2's sizes hold anywhere; times and memory are this machine's
-    row["comparable"] = row["metric"] == "gflops" and row["paper"] is not None
+    row["comparable"] = (row["metric"] == "gflops" and row["paper"] is not None
+                         and row["dataset"] in of_its_size)
   return rows
+
+
+def is_table2s(shape: ShapeConfig) -> bool:
+  """Whether it has the sizes of Table 2, so that counts can be held against the paper's."""
+  return (shape.variant is None and shape.context_length == TABLE2_LENGTHS.get(shape.dataset)
+          and all(getattr(shape, name) == size for name, size in TABLE2_SIZES.items()))
 
 
 if __name__ == "__main__":

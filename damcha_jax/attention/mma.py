@@ -96,9 +96,13 @@ class MixedMultiHeadAttention(AttentionBase):
     key_BSHK = self.project("key")(inputs.key_BSD)
     value_BSHK = self.project("value")(inputs.value_BSD)
     position_BT = self.positions(inputs)
-    token = {"position": position_BT}
-    if self.decode:  # what the cache keeps has the batch's shape
-      token = {"position": jnp.broadcast_to(position_BT, shape), "source": jnp.zeros(shape, bool)}
+    # Positions do not order tokens that count for nothing, nor two runs of one segment; columns do.
+    column_T = jnp.arange(shape[1]) + (
+        self.get_variable("cache", "cache_index") if self._decoding() else 0)
+    token = {"position": jnp.broadcast_to(position_BT, shape),
+             "column": jnp.broadcast_to(column_T, shape)}
+    if self.decode:
+      token["source"] = jnp.zeros(shape, bool)
     if source_mask is not None:
       token["source"] = source_mask.astype(bool)
     keys = self.remember(key_BSHK, value_BSHK, inputs, hide_future=False, **token)
@@ -113,7 +117,7 @@ class MixedMultiHeadAttention(AttentionBase):
 
   def _not_future(self, queries: dict[str, Array], keys: dict[str, Array]) -> Array:
     """[B, T, S]: keys up to the query's own, and the whole source from within it."""
-    seen_BTS = keys["position"][:, None, :] <= queries["position"][:, :, None]
+    seen_BTS = keys["column"][:, None, :] <= queries["column"][:, :, None]
     if "source" in queries:
       seen_BTS |= queries["source"][:, :, None] & keys["source"][:, None, :]
     return seen_BTS

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from damcha_jax.analysis.causality import random_variables
+from damcha_jax.analysis.causality import audit_module, random_variables
 from damcha_jax.attention import CollaborativeAttention
 from damcha_jax.attention import DynamicallyComposableAttention
 from damcha_jax.attention import MixedMultiHeadAttention
@@ -161,3 +161,13 @@ def test_a_source_is_seen_both_ways_and_only_from_within():
 def test_bad_options_are_named_with_the_remedy(call, message):
   with pytest.raises(ValueError, match=message):
     call()
+
+
+@pytest.mark.parametrize("kwargs", [
+    {"mask": np.arange(T)[None, None, None] > 1},  # what is hidden counts for nothing
+    {"segment_ids": np.array([[1, 1, 2, 2, 1, 1]] * B)},  # a segment that comes back
+])
+def test_mma_orders_tokens_whose_positions_are_equal(kwargs):
+  module = MixedMultiHeadAttention(H, causal=True)
+  report = audit_module(module, X, kwargs=kwargs, forms=["perturbation"])
+  assert report.is_causal and report.response > 0, report

@@ -26,6 +26,7 @@ from damcha_jax.config import (ConfigError, ImageGenerationConfig, LanguageModel
 from damcha_jax.errors import UserError, WorkdirError
 from damcha_jax.reporting import Measurement
 from damcha_jax.training import loop
+from damcha_jax.training.restore import validation_scores
 from damcha_jax.training.task import Task
 from damcha_jax.training.workdir import Workdir, first_difference
 
@@ -196,9 +197,7 @@ def validation_curves(workdir: Path, results: Results) -> dict[str, list[tuple[i
   curves = {}
   for attention, seed in results:
     path = run_dir(workdir, attention, seed) / "metrics.jsonl"
-    records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    curves[f"{attention}, seed {seed}"] = [(record["step"], record["nats_per_token"])
-                                           for record in records if record["split"] == "validation"]
+    curves[f"{attention}, seed {seed}"] = list(validation_scores(path, "nats_per_token").items())
   return curves
 
 

@@ -68,6 +68,8 @@ class MixtureOfHeadsAttention(AttentionBase):
     num_experts, num_chosen = self._num_experts, self._num_chosen
     if num_chosen > num_experts:
       raise ValueError(f"experts_per_token {num_chosen} exceeds num_experts {num_experts}")
+    if self.cv_coefficient and num_experts < 2:
+      raise ValueError("one expert has no variance to keep small: use cv_coefficient=0")
 
   @property
   def _num_experts(self) -> int:

@@ -97,8 +97,8 @@ def _check_decoder(config: DecoderConfig) -> None:
     require(len(set(values)) == len(values) > 0,
             f"config key '{name}' must name at least one entry and none twice, not {values}")
   require(config.dataset != "", "config key 'dataset' is empty; name a corpus or a text file")
-  require(all(seed >= 0 for seed in config.seeds),
-          f"config key 'seeds' must hold no negative seed, not {config.seeds}")
+  require(all(0 <= seed < 2**63 for seed in config.seeds),
+          f"config key 'seeds' must hold numbers from 0 to 2^63 - 1, not {config.seeds}")
   require(all(width > 0 for width in damcha.widths),
           f"config key 'damcha.widths' must hold positive widths, not {damcha.widths}")
   require(model.features % model.num_heads == 0,

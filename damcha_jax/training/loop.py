@@ -108,7 +108,10 @@ class _Run:
                                config.evaluation.batch_size, self.partitioning.batch_multiple,
                                out_shardings=self.partitioning.replicated)
     self.diagnostics = jax.jit(task.diagnostics, out_shardings=self.partitioning.replicated)
-    boxed = state_lib.abstract_state(self.task, self.optimizer, self.root)
+    try:
+      boxed = state_lib.abstract_state(self.task, self.optimizer, self.root)
+    except (OverflowError, ValueError) as error:  # what modules notice only when they see inputs
+      raise ConfigError(f"{task.name} cannot be built: {error}") from error
     params = nn.meta.unbox(boxed).params
     optimizer_lib.check_groups(params, self.task.parameter_groups)
     self.leaf_names = [sharding_lib.path_name(path)

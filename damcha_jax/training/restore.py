@@ -64,7 +64,7 @@ def restore_params(directory: Path, abstract_params: PyTree, which: str, selecti
   """
   steps = _steps(directory / "checkpoints")
   if which == "best":
-    scores = _validation_scores(directory / "metrics.jsonl", selection_metric)
+    scores = validation_scores(directory / "metrics.jsonl", selection_metric)
     # What was never evaluated comes last.
     steps.sort(key=lambda step: scores.get(step, float("inf")))
   for step in steps:
@@ -104,15 +104,17 @@ def _steps(checkpoints: Path) -> list[int]:
   return sorted((int(name) for name in names if name.isdigit()), reverse=True)
 
 
-def _validation_scores(path: Path, metric: str) -> dict[int, float]:
+def validation_scores(path: Path, metric: str) -> dict[int, float]:
+  """A metric on the validation split by step, from what is readable of a `metrics.jsonl`."""
   scores = {}
-  for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+  text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+  for line in text.splitlines():
     try:
       record = json.loads(line)
-    except ValueError:  # the torn last line of a run that is going on
+      if record["split"] == "validation":
+        scores[record["step"]] = record[metric]
+    except (KeyError, TypeError, ValueError):  # such as the torn last line of a run that is going on
       continue
-    if record["split"] == "validation":
-      scores[record["step"]] = record[metric]
   return scores
 
 

@@ -74,10 +74,11 @@ def _parse(path: Path, text: str) -> list[Record]:
   for number, line in enumerate(lines, start=1):
     try:
       record = json.loads(line)
-      if not {"step", "split"} <= set(record):
+      if not (isinstance(record, dict) and type(record.get("step")) is int
+              and isinstance(record.get("split"), str)):
         raise ValueError("no record")
       records.append(record)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
       # Only what follows the last newline, or a last line that a crash filled up, can be torn.
       if any(rest.strip() for rest in lines[number:]):
         raise WorkdirError(f"{path} line {number} is not a record; restore the file, or remove it "

@@ -135,6 +135,12 @@ def test_a_rerun_skips_what_is_complete_and_adds_seeds(capsys, tmp_path, text):
   assert row["value"] == pytest.approx(sum(each) / 2)
   assert row["spread"] == pytest.approx(abs(each[0] - each[1]) / 2**0.5)
 
+  # A curve that was lost is missing from the figure, no more.
+  (tmp_path / "mha" / "seed1" / "metrics.jsonl").unlink()
+  with (tmp_path / "mha" / "seed0" / "metrics.jsonl").open("a") as file:
+    file.write('{"step": 3')
+  assert _run(capsys, *arguments, "--config.seeds=0,1")[0] == 0
+
   status, _, errors = _run(capsys, *arguments, f"--workdir={tmp_path / 'mha' / 'seed0'}")
   assert status == 1 and "is that of a single run" in errors
   status, _, errors = _run(capsys, *arguments, "--config.seeds=1,2")
@@ -166,6 +172,11 @@ def test_a_rerun_skips_what_is_complete_and_adds_seeds(capsys, tmp_path, text):
     (("--config=configs/mix.py:smoke", "--config.model.num_heads=3"), 2,
      "model.features=16 is not divisible by model.num_heads=3"),
     (("--config=configs/mix.py:smoke", "--config.mesh.fsdp=3"), 2, "fsdp 3"),
+    (("--config=configs/mix.py:smoke", "--config.attentions=tha", "--config.tha.num_key_heads=3"),
+     2, "tha cannot be built: num_heads 3 does not divide the attention width 16"),
+    (("--config=configs/mix.py:smoke", "--config.attentions=moa", "--config.moa.num_experts=1",
+      "--config.moa.experts_per_token=1", "--config.moa.cv_coefficient=0.1"), 2,
+     "use cv_coefficient=0"),
     (("--config=configs/mix.py:smoke", "--config.optimizer.accumulation_steps=3"), 2,
      "batch_size 8 is not a multiple of 3"),
     (("--config=configs/mix.py:smoke", "--config.optimizer.warmup_steps=30"), 2, "warmup_steps 30"),

@@ -42,7 +42,7 @@ def test_a_last_line_of_garbage_is_torn_and_an_earlier_one_is_an_error(tmp_path)
   writer = writer_lib.MetricsWriter(path, last_step=9)
   writer.close()
   assert writer.records == [{"step": 1, "split": "train"}]
-  for line in ("garbage", "{}", "3"):
+  for line in ("garbage", "{}", "3", '["step", "split"]', '{"step": "a", "split": "train"}'):
     path.write_text(line + "\n" + _line(1))
     with pytest.raises(WorkdirError, match="metrics.jsonl line 1 is not a record"):
       writer_lib.MetricsWriter(path, last_step=9)

@@ -1,6 +1,7 @@
 """No attention sees what it must not, and the audit sees every leak that is planted."""
 
 import dataclasses
+import functools
 
 from flax import linen as nn
 import jax.numpy as jnp
@@ -117,8 +118,8 @@ class OffByOne(nn.Module):
     return self.attention(x, mask=mask)
 
 
-class Unsegmented(nn.Module):
-  """Keeps documents apart in the scores but not in the metric."""
+class PackedByMask(nn.Module):
+  """Keeps documents apart by a mask."""
 
   attention: nn.Module
 
@@ -126,6 +127,13 @@ class Unsegmented(nn.Module):
   def __call__(self, x, segment_ids):
     mask = (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
     return self.attention(x, mask=mask)
+
+
+class MixedMetric(DamchaAttention):
+  """Keeps documents that a mask packs apart in the scores, but not in the metric."""
+
+  def _with_documents(self, inputs, mask):
+    return inputs
 
 
 FUTURE_LEAKS = {
@@ -150,8 +158,10 @@ def test_a_planted_look_ahead_is_caught(name, form):
 
 @pytest.mark.parametrize("form", causality.FORMS)
 def test_a_planted_leak_between_documents_is_caught(form):
-  module = Unsegmented(DamchaAttention(H, causal=True))
-  report = causality.audit_module(module, X, kwargs={"segment_ids": SEGMENTS}, forms=[form])
+  audit = functools.partial(causality.audit_module, inputs=X, kwargs={"segment_ids": SEGMENTS},
+                            forms=[form])
+  assert audit(PackedByMask(DamchaAttention(H, causal=True))).is_causal
+  report = audit(PackedByMask(MixedMetric(H, causal=True)))
   leaks = {(leak.row, leak.output) for leak in report.leaks}
   # Only later documents follow another, and a first token sees itself alone.
   assert leaks == {(row, t) for row in range(2) for t in range(1, T)

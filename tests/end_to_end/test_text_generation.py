@@ -93,7 +93,8 @@ def _check_summary(workdir, attentions):
     assert 4 < found["nats_per_token"]["value"] < 6.8
     run = workdir / attention / "seed0"
     records = text_samples.read_outputs(run)
-    assert [record["index"] for record in records] == list(range(64))
+    indices = [record["index"] for record in records]  # of 64, what is too long is left out
+    assert indices == sorted(set(indices)) and 32 < len(indices) <= 64 and indices[-1] < 64
     nll, tokens = (np.array([record[key] for record in records]) for key in ("nll", "nll_tokens"))
     # Scoring one by one is what evaluation during training added up.
     assert nll.sum() / tokens.sum() == pytest.approx(found["nats_per_token"]["value"], rel=1e-5)

@@ -10,10 +10,10 @@ from flax import linen as nn
 
 from damcha_jax.attention import authors
 from damcha_jax.interop.authors_damcha import decoder_names
-from damcha_jax.interop.authors_damcha import known_options
 from damcha_jax.interop.names import Leaf
 from damcha_jax.interop.names import linear
 from damcha_jax.interop.names import NameMap
+from damcha_jax.interop.options import known_options
 from damcha_jax.models.stack import BlockStack
 
 BASELINE_DEFAULTS = dict(router_rank=None, local_window=8, expert_factor=2)

@@ -14,24 +14,17 @@ from flax import linen as nn
 
 from damcha_jax.attention.damcha import DamchaAttention
 from damcha_jax.attention.mha import MultiHeadAttention
-from damcha_jax.errors import UserError
 from damcha_jax.interop.names import below
 from damcha_jax.interop.names import layer_norm
 from damcha_jax.interop.names import Leaf
 from damcha_jax.interop.names import linear
 from damcha_jax.interop.names import NameMap
 from damcha_jax.interop.names import Packed
+from damcha_jax.interop.options import known_options
 from damcha_jax.metric.authors import AuthorsMetricGenerator
 from damcha_jax.metric.generator import MetricGenerator
 from damcha_jax.metric.generator import StaticMetric
 from damcha_jax.models.stack import BlockStack
-
-
-class OptionError(UserError, ValueError):
-  """An option that a model does not have, or that its checkpoint contradicts."""
-
-  exit_status = 2
-
 
 # Constructor arguments of the authors' generator, with their defaults. Those of initial values
 # (off_diag_alpha_init) do not matter to a checkpoint but are kept, so that training can go on.
@@ -48,19 +41,6 @@ GENERATOR_DEFAULTS = dict(
 )
 _ATTENTION_DEFAULTS = dict(use_M=False, use_mlp=False, bias=True, layer_idx=0)
 TRANSFORMER_DEFAULTS = dict(use_M=False, use_mlp=False, share_mlp=False)
-# Accepted by the authors' constructors, without effect on what the modules compute.
-_INERT = ("use_multihead_M", "dev_mode", "dropout")
-
-
-def known_options(
-    options: Mapping[str, Any], *defaults: Mapping[str, Any]
-) -> dict[str, Any]:
-  """Options with defaults filled in; an unknown one is an OptionError."""
-  known = {name: value for group in defaults for name, value in group.items()}
-  unknown = sorted(set(options) - set(known) - set(_INERT))
-  if unknown:
-    raise OptionError(f"unknown options {unknown}; the authors' module has {sorted(known)}")
-  return {**known, **{name: value for name, value in options.items() if name in known}}
 
 
 # --- the metric generator: StructuredMLPForM ---

@@ -17,10 +17,12 @@ import numpy as np
 from damcha_jax.interop import authors_baselines
 from damcha_jax.interop import authors_damcha
 from damcha_jax.interop import authors_vit
-from damcha_jax.interop.authors_damcha import OptionError
 from damcha_jax.interop.names import CheckpointNameError
 from damcha_jax.interop.names import num_entries
 from damcha_jax.interop.names import shape_of
+from damcha_jax.interop.options import check_heads
+from damcha_jax.interop.options import known_options
+from damcha_jax.interop.options import OptionError
 
 Arrays = Mapping[str, np.ndarray]
 TRANSFORMER_OPTIONS = {
@@ -33,7 +35,7 @@ def _consistent(
 ) -> dict[str, Any]:
   """Options completed by what the tensors tell; a contradiction is an OptionError."""
   options = {name: value for name, value in options.items() if value is not None}
-  known = authors_damcha.known_options({**inferred, **options}, defaults)
+  known = known_options({**inferred, **options}, defaults)
   for name, value in inferred.items():
     if known[name] != value:
       raise OptionError(f"option {name}={known[name]!r}, but the checkpoint has {name}={value!r}")
@@ -44,12 +46,11 @@ def _describe_generator(
     arrays: Arrays, prefix: str, features: int, options: Mapping[str, Any]
 ) -> tuple[list[int], dict[str, Any], Optional[int]]:
   """Widths, options and, where its tensors tell, number of heads of a StructuredMLPForM."""
-  own = {name.removeprefix(prefix): array for name, array in arrays.items()
-         if name.startswith(prefix)}
+  own = {name.removeprefix(prefix) for name in arrays if name.startswith(prefix)}
   rows = {
-      int(match[1]): array.shape[0]
-      for name, array in own.items()
-      if (match := re.fullmatch(r"mlp\.(\d+)\.weight", name)) and array.ndim == 2
+      int(match[1]): shape_of(arrays, prefix + name, 2)[0]
+      for name in own
+      if (match := re.fullmatch(r"mlp\.(\d{1,9})\.weight", name))
   }
   if not rows:
     raise CheckpointNameError(f"the checkpoint has no '{prefix}mlp.0.weight'")
@@ -57,11 +58,11 @@ def _describe_generator(
   inferred: dict[str, Any] = dict(off_diag_mode="mlp")
   num_heads = None
   if "B" in own:
-    inferred["off_diag_mode"], num_heads = "separate_B", own["B"].shape[0]
+    inferred["off_diag_mode"], num_heads = "separate_B", shape_of(arrays, f"{prefix}B", 3)[0]
   elif "off_diag_alpha" in own:
     bayesian = "off_diag_alpha_logvar" in own
     inferred["off_diag_mode"] = "bayesian" if bayesian else "linear_comb"
-    num_heads = own["off_diag_alpha"].shape[0]
+    num_heads = shape_of(arrays, f"{prefix}off_diag_alpha", 3)[0]
   rank, rest = divmod(last, 2 * features)
   if last == features**2:
     # A rank of D / 2 has as many outputs as a full metric; only an option can tell.
@@ -73,8 +74,8 @@ def _describe_generator(
   else:
     inferred["compact_rank"] = rank
   if "layer_bias_U" in own and "layer_scales" in own:
-    inferred.update(use_layer_bias=True, layer_bias_rank=own["layer_bias_U"].shape[-1])
-    inferred["n_layers"] = own["layer_scales"].shape[0]
+    inferred.update(use_layer_bias=True, n_layers=shape_of(arrays, f"{prefix}layer_scales", 2)[0],
+                    layer_bias_rank=shape_of(arrays, f"{prefix}layer_bias_U", 2)[1])
   return widths, inferred, num_heads
 
 
@@ -86,8 +87,7 @@ def _heads(given: Optional[int], told: Optional[int], features: int) -> int:
   if given is not None and told is not None and given != told:
     raise OptionError(f"num_heads {given}, but the checkpoint has {told} heads")
   num_heads = told if given is None else given
-  if num_heads < 1 or features % num_heads:
-    raise OptionError(f"num_heads {num_heads} does not divide the checkpoint's width {features}")
+  check_heads(num_heads, features)
   return num_heads
 
 
@@ -182,8 +182,11 @@ def describe_baseline(
     inferred["router_rank"] = shape("router.0.weight")[0]
   elif f"{prefix}W_q" in arrays:
     num_experts, _, head_features = shape("W_q")
-    baseline, told = "moa", features // max(head_features, 1)
-    inferred["expert_factor"] = num_experts // max(told, 1)
+    baseline, told = "moa", features // head_features
+    if num_experts < told or not told:
+      raise CheckpointNameError(f"{prefix}W_q has {num_experts} experts of width {head_features},"
+                                f" which are no heads of a model of width {features}")
+    inferred["expert_factor"] = num_experts // told
   else:  # has the names of multi-head attention
     baseline = "mma"
   return dict(

@@ -12,7 +12,6 @@ from damcha_jax.interop.authors_damcha import attention_names
 from damcha_jax.interop.authors_damcha import generator_names
 from damcha_jax.interop.authors_damcha import generator_options
 from damcha_jax.interop.authors_damcha import GENERATOR_DEFAULTS
-from damcha_jax.interop.authors_damcha import known_options
 from damcha_jax.interop.authors_damcha import make_attention
 from damcha_jax.interop.authors_damcha import make_generator
 from damcha_jax.interop.authors_damcha import shares_generator
@@ -23,6 +22,7 @@ from damcha_jax.interop.names import Leaf
 from damcha_jax.interop.names import linear
 from damcha_jax.interop.names import NameMap
 from damcha_jax.interop.names import Packed
+from damcha_jax.interop.options import known_options
 from damcha_jax.models.layers import make_initializers
 from damcha_jax.models.stack import BlockStack
 from damcha_jax.models.vit import VisionTransformer

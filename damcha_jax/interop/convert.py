@@ -28,7 +28,8 @@ import orbax.checkpoint as ocp
 from damcha_jax.config import ConfigError
 from damcha_jax.errors import CheckpointError, UserError
 from damcha_jax.interop import gpt2
-from damcha_jax.interop.authors_damcha import OptionError
+from damcha_jax.interop.options import check_values
+from damcha_jax.interop.options import OptionError
 from damcha_jax.interop.tensor_files import read_tensors
 from damcha_jax.interop.torch_checkpoints import abstract_params
 from damcha_jax.interop.torch_checkpoints import import_checkpoint
@@ -52,7 +53,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
   parser.add_argument("--to_damcha", action="store_true",
                       help="make the attention a full-width DAMCHA of the same function (gpt2)")
   parser.add_argument("--seed", type=int, default=0,
-                      help="of what --to_damcha adds (default: %(default)s)")
+                      help="of what --to_damcha adds, from 0 to 2^63 - 1 (default: %(default)s)")
   args = parser.parse_intermixed_args(argv)
   try:
     print(convert(args))
@@ -62,6 +63,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
   except ConfigError as error:
     print(f"error: {error}", file=sys.stderr)
     return 2
+  except (MemoryError, jax.errors.JaxRuntimeError) as error:
+    first = (str(error).strip().splitlines() or ["out of memory"])[0]
+    print(f"error: the model cannot be made here: {first}; choose smaller options, or a machine"
+          " with more memory", file=sys.stderr)
+    return 1
   return 0
 
 
@@ -72,21 +78,27 @@ def convert(args: argparse.Namespace) -> str:
     UserError: the file or the options do not give a model, or the output exists.
     ConfigError: options that do not go together.
   """
-  output = Path(args.output).expanduser().absolute()
-  if output.exists():
-    raise UserError(f"{output} exists; choose another --output, or remove it")
+  output = _new_directory(args.output)
+  if not 0 <= args.seed < 2**63:
+    raise OptionError(f"--seed={args.seed} must be from 0 to 2^63 - 1")
   if args.to_damcha and args.kind != "gpt2":
     raise OptionError(f"--to_damcha is for --kind=gpt2, not {args.kind}")
   defaults = dict(KINDS[args.kind].defaults)
   new_defaults = gpt2.DAMCHA_DEFAULTS if args.to_damcha else {}
   options = parse_options(args.options, {**defaults, **new_defaults})
   own = {name: value for name, value in options.items() if name in defaults}
-  arrays, num_heads = read_tensors(args.checkpoint), args.num_heads
+  arrays, num_heads, told = read_tensors(args.checkpoint), args.num_heads, gpt2.Told()
   if args.kind == "gpt2":
-    told_heads, told = gpt2.read_config(Path(args.checkpoint).expanduser())
-    num_heads, own = told_heads if num_heads is None else num_heads, {**told, **own}
+    told = gpt2.read_config(Path(args.checkpoint).expanduser())
+    if None not in (num_heads, told.num_heads) and num_heads != told.num_heads:
+      raise OptionError(f"--num_heads={num_heads}, but config.json has n_head={told.num_heads};"
+                        " leave the option out, or correct the file")
+    num_heads = told.num_heads if num_heads is None else num_heads
+    own = {**told.options, **own}
   imported = import_checkpoint(args.kind, arrays, own, num_heads=num_heads)
   params, description = imported.params, imported.description
+  if args.kind == "gpt2":
+    gpt2.check_sizes(description, told.sizes)
   if args.to_damcha:
     new = {name: value for name, value in options.items() if name in new_defaults}
     params, description = gpt2.to_damcha(params, description, new, args.seed)
@@ -95,11 +107,22 @@ def convert(args: argparse.Namespace) -> str:
   return f"{output}: {args.kind}, {num_params:,} parameters"
 
 
+def _new_directory(name: str) -> Path:
+  try:
+    output = Path(name).expanduser().absolute()
+    exists = output.exists()
+  except (OSError, RuntimeError, ValueError) as error:
+    raise UserError(f"--output={name!r} cannot be a directory: {error}; choose another") from error
+  if exists:
+    raise UserError(f"{output} exists; choose another --output, or remove it")
+  return output
+
+
 def parse_options(pairs: Sequence[str], defaults: Mapping[str, Any]) -> dict[str, Any]:
   """Values of `name=value` pairs, typed like the defaults; None stands for an integer.
 
   Raises:
-    OptionError: an unknown name, or a value of another type.
+    OptionError: an unknown name, one given twice, or a value of another type or out of range.
   """
   options = {}
   for pair in pairs:
@@ -107,11 +130,14 @@ def parse_options(pairs: Sequence[str], defaults: Mapping[str, Any]) -> dict[str
     if not equals or name not in defaults:
       raise OptionError(f"unknown option '{pair}'; there are {', '.join(sorted(defaults))}, each"
                         " with =value")
+    if name in options:
+      raise OptionError(f"option {name} is given twice; give it once")
     try:
       options[name] = _parse(text, defaults[name])
     except ValueError:
       wanted = "an integer" if defaults[name] is None else f"like {defaults[name]!r}"
       raise OptionError(f"option {pair} must be {wanted}") from None
+  check_values(options)
   return options
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import json
 from pathlib import Path
 import re
+import reprlib
 from types import MappingProxyType
 from types import SimpleNamespace
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from flax import linen as nn
 import jax
@@ -17,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from damcha_jax.config import DamchaConfig, freeze, ModelConfig
-from damcha_jax.interop.authors_damcha import known_options
-from damcha_jax.interop.authors_damcha import OptionError
+from damcha_jax.errors import CheckpointError
 from damcha_jax.interop.mha_to_damcha import decoder_to_damcha
 from damcha_jax.interop.names import below
 from damcha_jax.interop.names import CheckpointNameError
@@ -27,7 +27,13 @@ from damcha_jax.interop.names import Leaf
 from damcha_jax.interop.names import NameMap
 from damcha_jax.interop.names import num_entries
 from damcha_jax.interop.names import Packed
+from damcha_jax.interop.names import same
 from damcha_jax.interop.names import shape_of
+from damcha_jax.interop.options import check_heads
+from damcha_jax.interop.options import known_options
+from damcha_jax.interop.options import OptionError
+from damcha_jax.interop.options import RULES
+from damcha_jax.interop.options import SIZE
 from damcha_jax.models.decoder import DecoderLM
 from damcha_jax.models.decoder import make_decoder
 
@@ -51,6 +57,17 @@ _REQUIRED = dict(
     scale_attn_by_inverse_layer_idx=False,
     add_cross_attention=False,
 )
+# Entries of config.json -> what they are called in a description.
+_SIZES = dict(n_layer="num_layers", n_embd="features", n_inner="mlp_features",
+              vocab_size="vocab_size", n_positions="context_length")
+
+
+class Told(NamedTuple):
+  """What a config.json says: H, options, and sizes that the tensors tell as well."""
+
+  num_heads: Optional[int] = None
+  options: Mapping[str, Any] = MappingProxyType({})
+  sizes: Mapping[str, int] = MappingProxyType({})
 
 
 def clean(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -61,7 +78,7 @@ def clean(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """
   arrays = {name.removeprefix("transformer."): array for name, array in arrays.items()}
   head = arrays.pop("lm_head.weight", None)
-  if head is not None and not np.array_equal(head, arrays.get("wte.weight")):
+  if head is not None and "wte.weight" in arrays and not same(head, arrays["wte.weight"]):
     raise CheckpointNameError("lm_head.weight differs from wte.weight, but GPT-2 ties the two")
   mask = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
   return {name: array for name, array in arrays.items() if not mask.fullmatch(name)}
@@ -81,8 +98,7 @@ def describe(
   if num_heads is None:
     raise OptionError("the shapes of GPT-2 do not tell the number of heads; give num_heads, or keep"
                       " config.json beside the weights")
-  if num_heads < 1 or features % num_heads:
-    raise OptionError(f"num_heads {num_heads} does not divide the checkpoint's width {features}")
+  check_heads(num_heads, features)
   model = ModelConfig(
       num_layers=num_entries("h.", arrays),
       num_heads=num_heads,
@@ -140,29 +156,49 @@ def names(description: Mapping[str, Any]) -> NameMap:
   return entries
 
 
-def read_config(weights: Path) -> tuple[Optional[int], dict[str, Any]]:
-  """Number of heads and options from the config.json beside the weights, if there is one.
+def read_config(weights: Path) -> Told:
+  """What the config.json beside the weights says, if there is one.
 
   Raises:
-    OptionError: it is not a GPT-2 that the language model here can be.
+    CheckpointError: it is not that of a GPT-2 that the language model here can be.
   """
   path = weights.with_name("config.json")
   if not path.exists():
-    return None, {}
+    return Told()
   try:
     contents = json.loads(path.read_text(encoding="utf-8"))
-    num_heads = int(contents["n_head"])
-  except (OSError, ValueError, KeyError, TypeError) as error:
-    raise OptionError(f"{path} is not the config.json of a GPT-2; move it away") from error
-  for name, value in _REQUIRED.items():
-    if contents.get(name, value) != value:
-      raise OptionError(f"{path} has {name}={contents[name]}, and only {value} can be had here")
-  activation = contents.get("activation_function", "gelu_new")
-  if activation not in _GELU_NAMES:
-    raise OptionError(f"{path} has activation_function={activation!r}, not one of"
-                      f" {', '.join(_GELU_NAMES)}")
-  dropout_rate = contents.get("resid_pdrop", GPT2_DEFAULTS["dropout_rate"])
-  return num_heads, dict(gelu=_GELU_NAMES[activation], dropout_rate=float(dropout_rate))
+    if not isinstance(contents, dict) or "n_head" not in contents:
+      raise ValueError("it has no n_head")
+  except (OSError, ValueError, RecursionError) as error:
+    raise CheckpointError(f"{path} is not the config.json of a GPT-2 ({error}); repair it, or move"
+                          " it away and give --num_heads") from error
+
+  def value(name: str, default: Any, holds: Callable[[Any], bool], wanted: str) -> Any:
+    found = contents.get(name, default)
+    if not holds(found):
+      raise CheckpointError(f"{path} has {name}={reprlib.repr(found)}, not {wanted}; correct it, or"
+                            " move the file away and give what it told as options")
+    return found
+
+  for name, only in _REQUIRED.items():
+    value(name, only, lambda found: found == only, f"{only}, the only one that can be had here")
+  activation = value("activation_function", "gelu_new",
+                     lambda found: isinstance(found, str) and found in _GELU_NAMES,
+                     f"one of {', '.join(_GELU_NAMES)}")
+  dropout_rate = value("resid_pdrop", GPT2_DEFAULTS["dropout_rate"], *RULES["dropout_rate"])
+  num_heads = value("n_head", None, *SIZE)
+  sizes = {name: value(name, None, *SIZE) for name in _SIZES if contents.get(name) is not None}
+  options = dict(gelu=_GELU_NAMES[activation], dropout_rate=float(dropout_rate))
+  return Told(num_heads, options, sizes)
+
+
+def check_sizes(description: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+  """Raises CheckpointError if a config.json tells other sizes than the tensors."""
+  held = {"context_length": description["context_length"], **description["model"]}
+  for name, size in sizes.items():
+    if held[_SIZES[name]] != size:
+      raise CheckpointError(f"config.json has {name}={size}, but the tensors have"
+                            f" {held[_SIZES[name]]}; put the file of these weights beside them")
 
 
 def to_damcha(
@@ -177,8 +213,12 @@ def to_damcha(
     seed: of the initial values of what is new.
 
   Raises:
-    OptionError: an unknown option.
+    OptionError: an unknown option, or a value that makes no sense.
   """
+  options, features = known_options(options, DAMCHA_DEFAULTS), description["model"]["features"]
+  if options["update_rank"] > features:
+    raise OptionError(f"option update_rank={options['update_rank']} exceeds the width {features};"
+                      " choose at most that")
   damcha = DamchaConfig(
       form="full_width",
       metric="generated",
@@ -187,7 +227,7 @@ def to_damcha(
       block_ablation_train="full",
       block_ablation_eval="full",
       allow_future_leak=False,
-      **known_options(options, DAMCHA_DEFAULTS),
+      **options,
   )
   description = {**description, "attention": "damcha", "damcha": dataclasses.asdict(damcha)}
   converted = decoder_to_damcha(params, _sections(description), jax.random.key(seed))

@@ -61,7 +61,8 @@ def from_arrays(arrays: Mapping[str, np.ndarray], names: NameMap, template: Any)
     template: a parameter tree with the shapes to fill, e.g. from `jax.eval_shape(module.init, ..)`.
 
   Raises:
-    CheckpointNameError: names are missing or unknown (all are listed), or a shape does not fit.
+    CheckpointNameError: names are missing or unknown (all are listed), a shape does not fit, or a
+      number is not finite.
   """
   missing, unknown = sorted(set(names) - set(arrays)), sorted(set(arrays) - set(names))
   if missing or unknown:
@@ -88,7 +89,7 @@ def from_arrays(arrays: Mapping[str, np.ndarray], names: NameMap, template: Any)
       node = functools.reduce(lambda tree, key: tree.setdefault(key, {}), parents, params)
       joined = part.transpose(np.argsort(leaf.order)) if leaf.order else part
       target = shapes[leaf.path]
-      node[last] = jnp.asarray(joined.reshape(target.shape), target.dtype)
+      node[last] = jnp.asarray(_cast(name, joined.reshape(target.shape), target.dtype))
   return params
 
 
@@ -139,12 +140,10 @@ def layer_norm(name: str, path: tuple[str, ...]) -> dict[str, Leaf]:
 def num_entries(prefix: str, arrays: Mapping[str, Any]) -> int:
   """How many indices `prefix0.`, `prefix1.`, .. the names have, counted from 0 without a gap."""
   indices = {
-      int(name[len(prefix) :].split(".")[0])
-      for name in arrays
-      if name.startswith(prefix) and name[len(prefix) :].split(".")[0].isdigit()
+      name[len(prefix) :].split(".")[0] for name in arrays if name.startswith(prefix)
   }
   count = 0
-  while count in indices:
+  while str(count) in indices:
     count += 1
   return count
 
@@ -153,7 +152,7 @@ def shape_of(arrays: Mapping[str, np.ndarray], name: str, num_axes: int) -> tupl
   """The shape of a tensor that every model of a kind has.
 
   Raises:
-    CheckpointNameError: it is missing, or has another number of axes.
+    CheckpointNameError: it is missing, empty, or has another number of axes.
   """
   if name not in arrays:
     raise CheckpointNameError(
@@ -161,8 +160,32 @@ def shape_of(arrays: Mapping[str, np.ndarray], name: str, num_axes: int) -> tupl
         f" {', '.join(sorted(arrays)[:8])}, .."
     )
   if arrays[name].ndim != num_axes:
-    raise CheckpointNameError(f"{name} has shape {arrays[name].shape}, not {num_axes} axes")
+    raise CheckpointNameError(f"{name} has shape {arrays[name].shape}, not {num_axes} axes, so the"
+                              " checkpoint is of another kind, or damaged")
+  if not arrays[name].size:
+    raise CheckpointNameError(f"{name} has shape {arrays[name].shape} and holds no numbers; the"
+                              " checkpoint is damaged")
   return arrays[name].shape
+
+
+def same(left: np.ndarray, right: np.ndarray) -> bool:
+  """Whether two tensors hold the same, be it numbers or not."""
+  if left.shape != right.shape:
+    return False
+  return bool(np.all((left == right) | ((left != left) & (right != right))))
+
+
+def _cast(name: str, array: np.ndarray, dtype: Any) -> np.ndarray:
+  """The tensor in another dtype, provided that its numbers are finite there."""
+  with np.errstate(over="ignore"):
+    cast = array.astype(dtype)
+  wrong = ~np.isfinite(cast)
+  if wrong.any():
+    raise CheckpointNameError(
+        f"{name} holds {array[wrong][0]}, and {wrong.sum() - 1} more numbers that are not finite in"
+        f" {np.dtype(dtype)}; the training diverged, or the file is damaged: take another checkpoint"
+    )
+  return cast
 
 
 def _leaves(entry: Leaf | Packed) -> tuple[Leaf, ...]:

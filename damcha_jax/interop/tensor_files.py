@@ -69,7 +69,10 @@ def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
   Raises:
     TensorFileError: the file is missing, damaged, of another kind, or holds more than tensors.
   """
-  path = Path(path).expanduser()
+  try:
+    path = Path(path).expanduser()
+  except RuntimeError as error:
+    raise TensorFileError(f"{path} cannot be read: {error}") from error
   readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
   readers.update(dict.fromkeys((".pt", ".pth", ".bin"), _read_torch))
   if path.suffix not in readers:

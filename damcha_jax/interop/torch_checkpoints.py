@@ -27,6 +27,7 @@ from damcha_jax.interop import gpt2
 from damcha_jax.interop.names import CheckpointNameError
 from damcha_jax.interop.names import from_arrays
 from damcha_jax.interop.names import NameMap
+from damcha_jax.interop.names import same
 
 Arrays = Mapping[str, np.ndarray]
 Description = dict[str, Any]  # JSON-able; `Kind.make` builds the module from it
@@ -35,8 +36,8 @@ Description = dict[str, Any]  # JSON-able; `Kind.make` builds the module from it
 _BUFFERS = re.compile(r"(.*\.)?(diag_mask|off_diag_mask|cached_M)|decoder\.pe\.pe")
 # A generator that all layers share is saved once per layer, and once more by the decoder.
 _SHARED = re.compile(
-    r"(?:decoder\.shared_mlp_module|decoder\.layers\.\d+\.self_attn\._shared_mlp"
-    r"|blocks\.\d+\.attn\._shared_mlp)\.(.*)"
+    r"(?:decoder\.shared_mlp_module|decoder\.layers\.\d{1,9}\.self_attn\._shared_mlp"
+    r"|blocks\.\d{1,9}\.attn\._shared_mlp)\.(.*)"
 )
 
 
@@ -84,7 +85,8 @@ def import_checkpoint(
     num_heads: H, where the shapes do not tell it.
 
   Raises:
-    CheckpointNameError: names are missing or unknown (all are listed), or shapes do not fit.
+    CheckpointNameError: names are missing or unknown (all are listed), shapes do not fit, or
+      numbers are not finite.
     OptionError: an option is unknown, missing, or contradicted by the tensors.
   """
   arrays = KINDS[kind].clean(arrays)
@@ -119,7 +121,7 @@ def without_copies(arrays: Arrays) -> dict[str, np.ndarray]:
     if match := _SHARED.fullmatch(name):
       original = first.setdefault(match[1], name)
       if original != name:
-        if not np.array_equal(arrays[original], arrays[name]):
+        if not same(arrays[original], arrays[name]):
           raise CheckpointNameError(
               f"{name} differs from {original}, though one generator is shared by all layers"
           )

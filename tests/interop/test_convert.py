@@ -13,10 +13,10 @@ import pytest
 from damcha_jax.errors import CheckpointError
 from damcha_jax.interop import authors_shapes
 from damcha_jax.interop import convert
-from damcha_jax.interop.authors_damcha import OptionError
 from damcha_jax.interop.names import CheckpointNameError
 from damcha_jax.interop.names import from_arrays
 from damcha_jax.interop.names import to_arrays
+from damcha_jax.interop.options import OptionError
 from damcha_jax.interop.tensor_files import read_tensors
 from damcha_jax.interop.torch_checkpoints import abstract_params
 from damcha_jax.interop.torch_checkpoints import import_checkpoint
@@ -158,6 +158,40 @@ def test_packed_tensors_there_and_back() -> None:
     from_arrays(arrays, names, abstract_params(description))
 
 
+@pytest.mark.parametrize("name, tensor", [
+    ("transformer_bias", "decoder.layers.0.ff.net.0.weight"),
+    ("transformer_bias", "decoder.shared_mlp_module.mlp.0.weight"),
+    ("transformer_bias", "decoder.shared_mlp_module.mlp.6.weight"),
+    ("transformer_bias", "decoder.shared_mlp_module.layer_bias_U"),
+    ("transformer_bias", "decoder.shared_mlp_module.layer_scales"),
+    ("transformer_shared", "decoder.shared_mlp_module.off_diag_alpha"),
+    ("vit_shared", "blocks.0.attn._shared_mlp.B"),
+    ("vit_shared", "patch_embed.proj.weight"),
+    ("vit_shared", "pos_embed"),
+    ("vit_shared", "head.weight"),
+    ("moa", "decoder.layers.0.self_attn.W_q"),
+    ("dcmha", "decoder.layers.0.self_attn.router.0.weight"),
+    ("tha", "decoder.layers.0.self_attn.pre_proj.weight"),
+])
+def test_tensors_of_no_size_or_rank_are_named(name: str, tensor: str) -> None:
+  description, untold = MODELS[name]
+  num_heads = 3 if "num_heads" in untold else None
+  _, arrays = _arrays(description)
+  for shape in ((), (0,), arrays[tensor].shape[:-1] + (0,)):
+    arrays[tensor] = np.zeros(shape, np.float32)
+    with pytest.raises(CheckpointNameError, match=f"{tensor} has shape"):
+      import_checkpoint(description["kind"], arrays, num_heads=num_heads)
+
+
+def test_experts_must_make_up_heads() -> None:
+  description, _ = MODELS["moa"]
+  _, arrays = _arrays(description)
+  for shape in ((2, 12, 4), (9, 12, 13)):
+    arrays["decoder.layers.0.self_attn.W_q"] = np.zeros(shape, np.float32)
+    with pytest.raises(CheckpointNameError, match="which are no heads of a model of width 12"):
+      import_checkpoint("baseline", arrays)
+
+
 def _run(capsys: pytest.CaptureFixture, *argv: object) -> tuple[int, str]:
   try:
     status = convert.main([str(word) for word in argv])
@@ -209,6 +243,17 @@ def test_options_on_the_command_line(
     ((FIXTURES / "tensors.pt", "--kind=baseline", "--output=out"), 1, "decoder.layers.0"),
     (("none.pt", "--kind=vit", "--output=out"), 1, "none.pt"),
     ((VIT, "--kind=vit", f"--output={VIT}/out"), 1, "cannot write"),
+    ((VIT, "--kind=vit", f"--output={'x' * 300}"), 1, "cannot be a directory"),
+    ((VIT, "--kind=vit", "--output=~no-such-user/out"), 1, "cannot be a directory"),
+    (("~no-such-user/x.pt", "--kind=vit", "--output=out"), 1, "cannot be read"),
+    ((VIT, "--kind=vit", "--output=out", "off_diag_mode=foo"), 2, "'foo' must be one of mlp"),
+    ((VIT, "--kind=baseline", "--output=out", "local_window=0"), 2, "must be an integer from 1"),
+    ((VIT, "--kind=baseline", "--output=out", "router_rank=-3"), 2, "must be an integer from 1"),
+    ((VIT, "--kind=baseline", "--output=out", "expert_factor=9999999999"), 2, "to 2147483647"),
+    ((VIT, "--kind=transformer", "--output=out", "diag_scale=inf"), 2, "diag_scale=inf must be a"),
+    ((VIT, "--kind=transformer", "--output=out", "off_diag_scale=1e300"), 2, "a finite number"),
+    ((VIT, "--kind=transformer", "--output=out", "off_diag_alpha_init=-1"), 2, "at least 0"),
+    ((VIT, "--kind=transformer", "--output=out", "compact_rank=-1"), 2, "an integer from 0"),
 ])
 def test_wrong_use_ends_in_one_line(
     tmp_path: pathlib.Path,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,8 @@ import pytest
 
 from damcha_jax.interop import convert
 from damcha_jax.interop import gpt2
-from damcha_jax.interop.authors_damcha import OptionError
 from damcha_jax.interop.names import CheckpointNameError
+from damcha_jax.interop.options import OptionError
 from damcha_jax.interop.torch_checkpoints import import_checkpoint
 
 V, T, D, H, N = 11, 7, 8, 2, 2
@@ -139,10 +140,94 @@ def test_other_models_are_refused(tmp_path: pathlib.Path, capsys: pytest.Capture
     import_checkpoint("gpt2", {**weights, "h.0.crossattention.bias": np.zeros(3)}, num_heads=H)
   for config, message in (
       (dict(n_head=H, activation_function="relu"), "activation_function='relu'"),
+      (dict(n_head=H, activation_function=["gelu"]), "activation_function=['gelu']"),
       (dict(n_head=H, layer_norm_epsilon=1e-6), "layer_norm_epsilon=1e-06"),
+      (dict(n_head=H, resid_pdrop=2), "resid_pdrop=2, not at least 0 and below 1"),
+      (dict(n_head=H, resid_pdrop=float("nan")), "resid_pdrop=nan"),
+      (dict(n_head=H, resid_pdrop="0.1"), "resid_pdrop='0.1'"),
       (dict(n_layer=1), "not the config.json of a GPT-2"),
+      (dict(n_head=2.7), "n_head=2.7, not an integer from 1"),
+      (dict(n_head=float("inf")), "n_head=inf"),
+      (dict(n_head=-2), "n_head=-2"),
+      (dict(n_head=True), "n_head=True"),
+      (dict(n_head=H, n_layer=N + 1), "n_layer=3, but the tensors have 2"),
+      (dict(n_head=H, n_inner=D), "n_inner=8, but the tensors have 32"),
+      (dict(n_head=H, n_positions=1024), "n_positions=1024, but the tensors have 7"),
+      (dict(n_head=H, vocab_size=[V]), "vocab_size=[11], not an integer"),
   ):
     path = _write(tmp_path / "gpt2", _weights(), **config)
-    status = convert.main([str(path), "--kind=gpt2", f"--output={tmp_path / 'out'}"])
-    assert status == 2 and message in capsys.readouterr().err
-  assert gpt2.read_config(tmp_path / "model.safetensors") == (None, {})
+    _is_refused(capsys, 1, message, path, f"--output={tmp_path / 'out'}")
+  for text in ("[]", "null", "7", "{", "[" * 100_000, '{"n_head": ' + "9" * 5000 + "}"):
+    path.with_name("config.json").write_text(text)
+    _is_refused(capsys, 1, "not the config.json of a GPT-2", path, f"--output={tmp_path / 'out'}")
+  path = _write(tmp_path / "gpt2", _weights(), n_head=H)
+  _is_refused(capsys, 2, "n_head=2; leave the option out", path, "--num_heads=4",
+              f"--output={tmp_path / 'out'}")
+  assert gpt2.read_config(tmp_path / "model.safetensors") == gpt2.Told()
+
+
+def _is_refused(capsys: pytest.CaptureFixture, status: int, message: str, *argv: object) -> None:
+  """By one line that holds `message`."""
+  assert convert.main(["--kind=gpt2", *map(str, argv)]) == status
+  error = capsys.readouterr().err
+  assert error.startswith("error: ") and error.count("\n") == 1 and message in error, error
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["update_rank=-1"], "update_rank=-1 must be an integer from 0"),
+    (["update_rank=9"], "update_rank=9 exceeds the width 8"),
+    (["update_rank=1e3"], "update_rank=1e3 must be like 16"),
+    (["widths=0"], "widths=(0,) must be positive"),
+    (["widths=4,-2"], "widths=(4, -2) must be positive"),
+    (["stride=0"], "stride=0 must be an integer from 1"),
+    (["stride=1", "stride=2"], "stride is given twice"),
+    (["preset=bold"], "preset='bold' must be one of paper, robust"),
+    (["sharing=all"], "sharing='all' must be one of generator"),
+    (["gelu=relu"], "gelu='relu' must be one of tanh"),
+    (["dropout_rate=2"], "dropout_rate=2.0 must be at least 0 and below 1"),
+    (["dropout_rate=nan"], "dropout_rate=nan must be"),
+    (["dropout_rate=-0.1"], "dropout_rate=-0.1 must be"),
+    (["--seed=9223372036854775808"], "--seed=9223372036854775808 must be from 0"),
+    (["--seed=-1"], "--seed=-1 must be from 0"),
+    (["--num_heads=0"], "num_heads 0 does not divide"),
+    (["--num_heads=-2"], "num_heads -2 does not divide"),
+])
+def test_values_that_make_no_sense(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture, arguments: list[str], message: str
+) -> None:
+  path = _write(tmp_path / "gpt2", _weights())
+  heads = [] if "--num_heads" in arguments[0] else [f"--num_heads={H}"]
+  _is_refused(capsys, 2, message, path, "--to_damcha", f"--output={tmp_path / 'out'}", *heads,
+              *arguments)
+
+
+@pytest.mark.parametrize("name, tensor, message", [
+    ("wte.weight", np.zeros((0, D)), "wte.weight has shape (0, 8) and holds no numbers"),
+    ("wte.weight", np.float32(1), "wte.weight has shape (), not 2 axes"),
+    ("wpe.weight", np.zeros(T), "wpe.weight has shape (7,), not 2 axes"),
+    ("h.0.mlp.c_fc.weight", np.zeros((D, 0)), "holds no numbers"),
+    ("h.0.mlp.c_fc.bias", np.zeros(()), "h.0.mlp.c_fc.bias has shape (), but the module needs (32,)"),
+    ("ln_f.bias", np.zeros((D, 1)), "ln_f.bias has shape (8, 1)"),
+    ("ln_f.bias", np.full(D, np.nan), "ln_f.bias holds nan, and 7 more"),
+    ("ln_f.bias", np.array([*[0] * (D - 1), -np.inf]), "ln_f.bias holds -inf"),
+    ("ln_f.bias", np.full(D, 1e300), "ln_f.bias holds 1e+300, and 7 more numbers that are not finite"),
+    ("ln_f.bias", np.zeros(D, complex), "holds complex128"),
+    ("ln_f.bias", np.array(["a"] * D), "holds <U1"),
+    ("h.\u00b2.ln_1.bias", np.zeros(D), "unknown ['h.\u00b2.ln_1.bias']"),
+    (f"h.{'1' * 5000}.ln_1.bias", np.zeros(D), "unknown ['h.111"),
+])
+def test_tensors_that_no_model_can_have(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture, name: str, tensor: np.ndarray,
+    message: str,
+) -> None:
+  arrays = {**_weights(), name: tensor}
+  with pytest.raises(CheckpointNameError, match=re.escape(message)) as caught:
+    import_checkpoint("gpt2", arrays, num_heads=H)
+  assert caught.value.exit_status == 1 and "\n" not in str(caught.value)
+
+
+def test_an_embedding_tied_to_a_head_of_nan_is_said_to_hold_nan() -> None:
+  weights = _weights()
+  weights["wte.weight"][0, 0] = np.nan
+  with pytest.raises(CheckpointNameError, match="wte.weight holds nan, and 0 more"):
+    import_checkpoint("gpt2", _as_saved(weights), num_heads=H)

@@ -149,9 +149,74 @@ def _plot(path: Path, curves: Mapping[str, Sequence[tuple[float, float]]], quant
   axes.set(xlabel=quantity, ylabel=metric.replace("_", " "), xscale=scale, yscale=scale)
   if curves:
     axes.legend()
+  _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
   with writing(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
+
+
+def plot_distributions(path: Path, values: Mapping[str, np.ndarray], title: str, quantity: str,
+                       unit: str) -> None:
+  """Writes densities by name, with quartiles below, as PNG and SVG (Figures 3, 4, Appendix E).
+
+  A density is sum_n N(x; x_n, h) / N with `bandwidth` h. Values that are all equal have none, only
+  quartiles.
+
+  Args:
+    path: of both files, without their suffixes.
+    values: one per sample, by name; in the order of the legend.
+    title: of the figure.
+    quantity: what the values are.
+    unit: of the values.
+  """
+  from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel
+
+  figure = Figure(figsize=(8, 4 + 0.25 * len(values)), layout="constrained")
+  above, below = figure.subplots(2, 1, sharex=True,
+                                 height_ratios=(8, 1 + 0.75 * len(values)))
+  widths = {name: bandwidth(values_N) for name, values_N in values.items()}
+  margin = 3 * max(widths.values())
+  everything = np.concatenate(list(values.values()))
+  grid_G = np.linspace(everything.min() - margin, everything.max() + margin, 400)
+  for row, (name, values_N) in enumerate(values.items()):
+    colour = f"C{row % 10}"
+    if widths[name] > 0:
+      above.plot(grid_G, gaussian_density(values_N, grid_G, widths[name]), color=colour, label=name,
+                 linestyle="-" if row < 10 else "--")
+    q25, median, q75 = np.quantile(values_N, (0.25, 0.5, 0.75))
+    below.plot([q25, q75], [row, row], color=colour, linewidth=5, solid_capstyle="butt")
+    below.plot(median, row, "|", color="black", markersize=12, markeredgewidth=2)
+  above.set_title(title)
+  above.set_ylabel(f"density [1 / ({unit})]")
+  above.set_ylim(bottom=0)
+  if above.lines:
+    above.legend()
+  below.set_yticks(range(len(values)), list(values))
+  below.set_ylim(len(values) - 0.4, -0.6)
+  below.set_ylabel("quartiles")
+  below.set_xlabel(f"{quantity} [{unit}]")
+  _save(figure, path.with_name(path.name + ".png"))
+  _save(figure, path.with_name(path.name + ".svg"))
+
+
+def bandwidth(values_N: np.ndarray) -> float:
+  """Silverman's h = 0.9 min(std, interquartile range / 1.34) N^(-1/5), 0 for equal values."""
+  if len(values_N) < 2:
+    return 0.0
+  std = np.std(values_N, ddof=1)
+  q25, q75 = np.quantile(values_N, (0.25, 0.75))
+  return 0.9 * min(std, (q75 - q25) / 1.34 or std) * len(values_N) ** -0.2
+
+
+def gaussian_density(values_N: np.ndarray, grid_G: np.ndarray, width: float) -> np.ndarray:
+  """The mean of Gaussians of standard deviation `width` around the values, [G]."""
+  density_G = np.zeros_like(grid_G)
+  for part in np.array_split(values_N, -(-len(values_N) // 1000)):  # bounds the memory
+    density_G += np.exp(-0.5 * ((grid_G[:, None] - part) / width) ** 2).sum(1)
+  return density_G / (len(values_N) * width * np.sqrt(2 * np.pi))
 
 
 def write_image_grid(path: Path, images: np.ndarray, num_columns: int) -> None:

@@ -19,7 +19,9 @@ from typing import Any, Optional
 from absl import flags
 import jax
 from ml_collections import ConfigDict, config_flags
+import numpy as np
 
+from damcha_jax import reporting
 from damcha_jax.attention import ATTENTIONS
 from damcha_jax.config import (ConfigError, ImageGenerationConfig, LanguageModelConfig,
                                TextGenerationConfig, to_dict, unknown_key_message)
@@ -199,6 +201,41 @@ def validation_curves(workdir: Path, results: Results) -> dict[str, list[tuple[i
     path = run_dir(workdir, attention, seed) / "metrics.jsonl"
     curves[f"{attention}, seed {seed}"] = list(validation_scores(path, "nats_per_token").items())
   return curves
+
+
+def plot_scores(figures: Path, dataset: str, directories: Mapping[str, Sequence[Path]],
+                distributions: Mapping[str, tuple[str, str]]) -> None:
+  """Writes `distribution-<score>` for every score by sample that runs have, methods side by side.
+
+  Args:
+    figures: the folder to write into.
+    dataset: for the titles.
+    directories: those of a method's runs, whose scores are pooled, by its name.
+    distributions: (quantity, unit) by the name of the score in the runs' `scores.npz`. What no run
+      has, for want of weights, gets no figure.
+  """
+  scores: dict[str, dict[str, list[np.ndarray]]] = {score: {} for score in distributions}
+  for method, runs in directories.items():
+    for run in runs:
+      with np.load(run / "scores.npz") as entries:
+        for score in distributions:
+          if score in entries:
+            scores[score].setdefault(method, []).append(entries[score])
+  for score, by_method in scores.items():
+    if by_method:
+      quantity, unit = distributions[score]
+      reporting.plot_distributions(
+          figures / f"distribution-{score}",
+          {method: np.concatenate(parts) for method, parts in by_method.items()},
+          f"{quantity} on {dataset}", quantity, unit)
+
+
+def run_dirs(workdir: Path, results: Results) -> dict[str, list[Path]]:
+  """The directories of the runs of each attention."""
+  directories: dict[str, list[Path]] = {}
+  for attention, seed in results:
+    directories.setdefault(attention, []).append(run_dir(workdir, attention, seed))
+  return directories
 
 
 def claim(directory: Workdir, config: Any) -> None:

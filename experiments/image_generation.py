@@ -42,6 +42,13 @@ SECTION_5_1 = {"num_steps": 50 * 45_000 // 128, "batch_size": 128, "context_leng
                "model.num_layers": 10, "model.num_heads": 8, "model.features": 512,
                "optimizer.learning_rate": 3e-4, "optimizer.weight_decay": 0.0,
                "data.image_size": 32, "data.colour": "grey", "data.max_held_out_images": None}
+# Scores by sample, as Figure 4 and Appendix E show them, and that of completions.
+DISTRIBUTIONS = {
+    "fid_group": ("FID of groups of 50 samples", "squared distance of features"),
+    "feature_distance": ("distance of a sample from a test image", "squared distance of features"),
+    "mse_unpaired": ("MSE between a sample and a test image", "squared error of the range"),
+    "mse_completion": ("MSE of completed images", "squared error of the range"),
+}
 # What is printed of all that `summary.json` holds.
 PRINTED = {*UNITS, *common.COSTS, "adaptivity", "mse_unpaired_mean", "mse_unrelated",
            "mse_completion_mean", "fid_group_mean", "fid_real_group_mean", "fid_top50", "kid"}
@@ -79,6 +86,8 @@ def summarize(config: ImageGenerationConfig, workdir: Path, results: common.Resu
   _draw(workdir, data, samples)
   reporting.plot_learning_curves(workdir / "figures" / "validation.png",
                                  common.validation_curves(workdir, results), "nats_per_token")
+  common.plot_scores(workdir / "figures", config.dataset, common.run_dirs(workdir, results),
+                     DISTRIBUTIONS)
   reporting.write_summary(workdir / "summary.json", config.experiment,
                           f"{config.name}:{config.size}", rows)
   print(reporting.format_table([row for row in rows if row["metric"] in PRINTED]))

@@ -37,6 +37,12 @@ SECTION_5_1 = {"batch_size": 128, "model.num_layers": 10, "model.num_heads": 8,
                "optimizer.weight_decay": 0.0, "data.packing": False,
                "data.max_held_out_examples": None}
 NUM_STEPS = {"wmt14": 50 * 4_508_785 // 128, "commongen": 50 * 65_325 // 128}
+# Scores by example, as Figure 3 and Appendix E show them.
+DISTRIBUTIONS = {
+    "bartscore": ("BARTScore of what was generated", "nats per token"),
+    "nll": ("NLL of the references", "nats per token"),
+    "nll_summed": ("summed NLL of the references", "nats"),
+}
 # What is printed of all that `summary.json` holds.
 PRINTED = {*UNITS, *common.COSTS, "adaptivity", "nll_mean", "nll_summed_mean", "bleu", "chrf",
            "bartscore_mean", "bartscore_top50"}
@@ -69,6 +75,8 @@ def summarize(config: TextGenerationConfig, workdir: Path, results: common.Resul
                                 lambda one: _figure(paper, config.name, one))
   reporting.plot_learning_curves(workdir / "figures" / "validation.png",
                                  common.validation_curves(workdir, results), "nats_per_token")
+  common.plot_scores(workdir / "figures", config.dataset, common.run_dirs(workdir, results),
+                     DISTRIBUTIONS)
   reporting.write_summary(workdir / "summary.json", config.experiment,
                           f"{config.name}:{config.size}", rows)
   _show(outputs)

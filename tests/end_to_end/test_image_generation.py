@@ -66,6 +66,9 @@ def _check_summary(workdir, attentions):
     for figure in ("samples", "completions"):
       path = workdir / "figures" / f"{figure}-{attention}-seed0.png"
       assert path.read_bytes().startswith(b"\x89PNG")
+  for score in ("mse_unpaired", "mse_completion"):
+    svg = (workdir / "figures" / f"distribution-{score}.svg").read_text()
+    assert all(f"<!-- {attention} -->" in svg for attention in attentions)
   assert rows[image_generation.REAL, "test", "mse_unrelated"]["value"] > 0.02
   return rows
 
@@ -91,6 +94,7 @@ def test_a_run_is_evaluated_and_a_rerun_draws_nothing_again(capsys, tmp_path, mo
 
   status, _, errors = _run(capsys, *arguments)
   assert status == 0 and "drawn" not in errors and _rows(tmp_path) == rows
+  assert not list(tmp_path.glob("figures/distribution-fid*"))
 
   given = []
   monkeypatch.setitem(evaluate.FAMILIES, "image_generation", (
@@ -99,6 +103,8 @@ def test_a_run_is_evaluated_and_a_rerun_draws_nothing_again(capsys, tmp_path, mo
                  "--metrics.allow_other_weights=True"])
   assert "drawn" not in capsys.readouterr().err
   assert (given[0].inception_weights, given[0].allow_other_weights) == ("later.pth", True)
+  for score in ("fid_group", "feature_distance"):
+    assert (tmp_path / "figures" / f"distribution-{score}.png").is_file()
   again = _rows(tmp_path)
   for metric in ("fid", "fid_group_mean", "fid_top50", "kid", "feature_distance_mean"):
     assert again["mha", "test", metric]["value"] is not None

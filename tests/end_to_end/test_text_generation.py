@@ -105,6 +105,8 @@ def _check_summary(workdir, attentions):
     with np.load(run / "scores.npz") as scores:
       assert scores["nll"].tolist() == pytest.approx((nll / tokens).tolist())
     assert not (run / text_samples.PARTIAL).exists()
+    svg = (workdir / "figures" / "distribution-nll.svg").read_text()
+    assert f"<!-- {attention} -->" in svg and "<!-- NLL of the references [nats per token] -->" in svg
   return rows
 
 

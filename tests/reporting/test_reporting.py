@@ -5,6 +5,7 @@ import json
 from matplotlib import image
 import numpy as np
 import pytest
+from scipy import stats
 
 from damcha_jax import reporting
 from damcha_jax.config import freeze
@@ -109,6 +110,34 @@ def test_learning_curves_are_a_png(tmp_path):
   path = tmp_path / "figures" / "curves.png"
   reporting.plot_learning_curves(path, {"mha": [(1, 5.0), (2, 4.0)], "damcha": []}, "nats")
   assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_density_is_scipys_and_its_width_silvermans():
+  values_N = np.random.default_rng(0).gamma(2.0, size=3_000)
+  width, grid_G = reporting.bandwidth(values_N), np.linspace(-5, 30, 500)
+  assert width == pytest.approx(0.9 * (stats.iqr(values_N) / 1.34) * 3_000**-0.2)
+  density_G = reporting.gaussian_density(values_N, grid_G, width)
+  expected = stats.gaussian_kde(values_N, bw_method=width / values_N.std(ddof=1))
+  np.testing.assert_allclose(density_G, expected(grid_G), rtol=1e-6, atol=1e-12)
+  assert np.trapezoid(density_G, grid_G) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_half_of_the_values_being_equal_still_gives_a_width():
+  assert reporting.bandwidth(np.array([0.0, 1.0, 1.0, 1.0, 1.0, 2.0])) > 0
+  assert reporting.bandwidth(np.ones(5)) == reporting.bandwidth(np.ones(1)) == 0
+
+
+def test_distributions_are_drawn_with_their_quartiles(tmp_path):
+  values = {"mha": np.arange(9.0), "equal": np.full(4, 3.0), "one": np.array([7.0])}
+  path = tmp_path / "figures" / "distribution"
+  reporting.plot_distributions(path, values, "A title", "error", "nats")
+  pixels = image.imread(path.with_suffix(".png"))
+  assert pixels.shape[1] == 1_200
+  svg = path.with_suffix(".svg").read_text()
+  # Only what has a density is in the legend; all have quartiles.
+  assert [svg.count(f"<!-- {text} -->") for text in (
+      "A title", "error [nats]", "density [1 / (nats)]", "mha", "equal", "one")] == [
+          1, 1, 1, 2, 1, 1]
 
 
 def test_an_image_grid_shows_every_image_in_its_place(tmp_path):

@@ -121,9 +121,12 @@ class Checkpointer:
     try:
       restored = self._manager.restore(step, args=ocp.args.Composite(
           state=ocp.args.StandardRestore(self._targets), meta=ocp.args.JsonRestore()))
-      state, expected = restored.state, restored.meta["checksums"]
+      state, expected, saved_step = (restored.state, restored.meta["checksums"],
+                                     restored.meta["step"])
     except Exception as error:
       raise CheckpointError(f"checkpoint {path} is unreadable ({one_line(error)})") from error
+    if saved_step != step:
+      raise CheckpointError(f"checkpoint {path} is that of step {saved_step}, renamed")
     self._compare(path, state, expected)
     return state
 

@@ -19,15 +19,12 @@ from damcha_jax.training import sharding as sharding_lib
 from damcha_jax.training import state as state_lib
 from damcha_jax.training.checkpoint import Checkpointer
 from damcha_jax.training.meter import Meter
+from damcha_jax.training.result import read_result
 from damcha_jax.training.signals import StopRequest
 from damcha_jax.training.step import make_train_step
 from damcha_jax.training.task import Task
 from damcha_jax.training.workdir import Workdir
 from damcha_jax.training.writer import MetricsWriter, Progress, Throttled, format_duration
-
-
-# What a summary reads in `result.json`.
-_RESULT_KEYS = ("num_steps", "num_params", "model_flops_per_step", "train_seconds", "best")
 
 
 def train(task: Task, config: Any, workdir: str | Path, seed: int) -> dict[str, Any]:
@@ -56,7 +53,7 @@ def train(task: Task, config: Any, workdir: str | Path, seed: int) -> dict[str, 
   with directory.locked(), StopRequest() as stop:
     directory.check_config(config, task.name, seed)
     progress = Progress(f"{task.name} seed {seed}", enabled=directory.is_primary)
-    result = directory.read_json("result.json", keys=_RESULT_KEYS)
+    result = read_result(directory)
     if result is not None:
       progress.note(f"complete after {result['num_steps']} steps: {directory.path}")
       return result
@@ -141,7 +138,8 @@ class _Run:
   def _open_records(self, path: Path) -> None:
     tensorboard = path / "tensorboard" if self.config.logging.tensorboard else None
     self.writer = MetricsWriter(path / "metrics.jsonl", self.step, self.directory.is_primary,
-                                tensorboard)
+                                tensorboard, needed={"validation": self.task.selection_metric,
+                                                     "train": "train_seconds"})
     for record in self.writer.records:
       if record["split"] == "validation":
         self.checkpointer.scores[record["step"]] = record[self.task.selection_metric]

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import importlib.metadata
 import json
+import math
 import os
 from pathlib import Path
 import platform
@@ -88,13 +89,11 @@ class Workdir:
     """
     path = self.path / name
     try:
-      value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-      return None
-    except OSError as error:
-      raise WorkdirError(f"cannot read {path}: {error.strerror}; check its permissions, remove it "
-                         "or choose another workdir") from error
-    except ValueError as error:
+      text = read_text(path)
+      if text is None:
+        return None
+      value = json.loads(text)
+    except (RecursionError, ValueError) as error:
       raise WorkdirError(f"{path} is not valid JSON ({error}); remove it or choose another "
                          "workdir") from error
     if not isinstance(value, dict):
@@ -128,6 +127,29 @@ def write_atomically(path: Path, text: str) -> None:
       file.flush()
       os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+def read_text(path: Path, errors: str = "strict") -> Optional[str]:
+  """The text of a file, or None where there is none; `errors` as in `open`.
+
+  Raises:
+    WorkdirError: it cannot be read.
+    UnicodeDecodeError: it is no UTF-8, and `errors` is 'strict'.
+  """
+  try:
+    return path.read_text(encoding="utf-8", errors=errors)
+  except FileNotFoundError:
+    return None
+  except OSError as error:
+    raise WorkdirError(f"cannot read {path}: {error.strerror}; check its permissions, remove it "
+                       "or choose another workdir") from error
+
+
+def is_number(value: Any) -> bool:
+  """Whether a value of a JSON file is a number in range; a bool is none."""
+  if type(value) is int:
+    return abs(value) < 2**63
+  return type(value) is float and math.isfinite(value)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import contextlib
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Optional, TextIO
 
 from damcha_jax.config import ConfigError
 from damcha_jax.errors import WorkdirError
-from damcha_jax.training.workdir import write_atomically, writing
+from damcha_jax.training.workdir import is_number, read_text, write_atomically, writing
 
 Record = dict[str, Any]
 
@@ -25,11 +25,23 @@ class MetricsWriter:
   """
 
   def __init__(self, path: Path, last_step: int, enabled: bool = True,
-               tensorboard_dir: Optional[Path] = None):
+               tensorboard_dir: Optional[Path] = None, needed: Mapping[str, str] = {}):
+    """Opens the file for appending.
+
+    Args:
+      path: of the file.
+      last_step: the completed updates of the run that goes on.
+      enabled: whether this process writes.
+      tensorboard_dir: where TensorBoard's records go as well, if anywhere.
+      needed: by split, the number that each of its records must have.
+
+    Raises:
+      WorkdirError: the file cannot be read or written, or a line is no such record.
+    """
     self._path = path
     self._enabled = enabled
-    present = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    self.records = [record for record in _parse(path, present)
+    present = read_text(path, errors="replace") or ""
+    self.records = [record for record in _parse(path, present, needed)
                     if record["step"] <= last_step and record["split"].split("/")[0] != "test"]
     self._file = None
     self._tensorboard = None
@@ -69,22 +81,28 @@ def _line(record: Record) -> str:
   return json.dumps(record) + "\n"
 
 
-def _parse(path: Path, text: str) -> list[Record]:
+def _parse(path: Path, text: str, needed: Mapping[str, str]) -> list[Record]:
   records, lines = [], text.split("\n")
   for number, line in enumerate(lines, start=1):
     try:
       record = json.loads(line)
-      if not (isinstance(record, dict) and type(record.get("step")) is int
-              and isinstance(record.get("split"), str)):
+      if not _is_record(record, needed):
         raise ValueError("no record")
       records.append(record)
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
       # Only what follows the last newline, or a last line that a crash filled up, can be torn.
       if any(rest.strip() for rest in lines[number:]):
         raise WorkdirError(f"{path} line {number} is not a record; restore the file, or remove it "
                            "and the checkpoints beside it to train afresh") from error
       break
   return records
+
+
+def _is_record(value: Any, needed: Mapping[str, str]) -> bool:
+  if not (isinstance(value, dict) and type(value.get("step")) is int
+          and isinstance(value.get("split"), str)):
+    return False
+  return value["split"] not in needed or is_number(value.get(needed[value["split"]]))
 
 
 def _open_tensorboard(directory: Path, purge_step: int):

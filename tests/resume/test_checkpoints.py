@@ -112,6 +112,17 @@ def test_a_corrupt_newest_checkpoint_falls_back_and_says_so(tmp_path, damage):
   checkpointer.close()
 
 
+def test_a_checkpoint_under_another_name_is_not_taken_for_that_step(tmp_path):
+  directory = tmp_path / "checkpoints"
+  _fill(directory)
+  (directory / "3").rename(directory / "5")
+  notes = []
+  checkpointer = _open(directory, notes=notes)
+  assert_trees_equal(checkpointer.restore_latest(), _state(2))
+  assert "checkpoints/5 is that of step 3, renamed" in notes[0]
+  checkpointer.close()
+
+
 def test_a_wrong_checksum_counts_as_corrupt(tmp_path):
   """Damage that still reads as arrays, which the storage layer cannot notice."""
   directory = tmp_path / "checkpoints"

@@ -17,6 +17,7 @@ from damcha_jax.training import flops as flops_lib
 from damcha_jax.training import meter as meter_lib
 from damcha_jax.training import workdir as workdir_lib
 from damcha_jax.training import writer as writer_lib
+from damcha_jax.training.result import read_result
 from tiny_task import LENGTH, VOCAB, tiny_task
 
 
@@ -46,6 +47,43 @@ def test_a_last_line_of_garbage_is_torn_and_an_earlier_one_is_an_error(tmp_path)
     path.write_text(line + "\n" + _line(1))
     with pytest.raises(WorkdirError, match="metrics.jsonl line 1 is not a record"):
       writer_lib.MetricsWriter(path, last_step=9)
+
+
+@pytest.mark.parametrize("value", ["{}", '"1.5"', "true", "NaN", "1e999", "null", "1" + "0" * 400])
+def test_a_record_without_its_number_is_named(tmp_path, value):
+  path = tmp_path / "metrics.jsonl"
+  path.write_text(_line(1, seconds=1.0) + '{"step": 1, "split": "train", "seconds": %s}\n' % value
+                  + _line(1, "other"))
+  with pytest.raises(WorkdirError, match="metrics.jsonl line 2 is not a record"):
+    writer_lib.MetricsWriter(path, last_step=9, needed={"train": "seconds"})
+
+
+def test_records_that_are_a_folder_are_named(tmp_path):
+  (tmp_path / "metrics.jsonl").mkdir()
+  with pytest.raises(WorkdirError, match="cannot read .*metrics.jsonl: Is a directory"):
+    writer_lib.MetricsWriter(tmp_path / "metrics.jsonl", last_step=9)
+
+
+RESULT = {"num_steps": 8, "num_params": 10, "model_flops_per_step": 3, "train_seconds": 1.5,
+          "best": {"step": 4, "metrics": {"validation": {"nats_per_token": 1.5, "mfu": None}}}}
+
+
+@pytest.mark.parametrize("damage, message", [
+    ({"num_steps": "8"}, "num_steps='8', which is no number"),
+    ({"train_seconds": float("nan")}, "train_seconds=nan, which is no number"),
+    ({"num_params": None}, "num_params=None, which is no number"),
+    ({"best": 3}, "no metrics of the best checkpoint"),
+    ({"best": {"metrics": {}}}, "no metrics of the best checkpoint on the validation split"),
+    ({"best": {"metrics": {"validation": 1.5}}}, "has 1.5 for the metrics on 'validation'"),
+    ({"best": {"metrics": {"validation": {"nats_per_token": [1]}}}},
+     r"nats_per_token=\[1\] on 'validation', which is no number")])
+def test_a_damaged_result_is_named(tmp_path, damage, message):
+  directory = workdir_lib.Workdir(tmp_path)
+  directory.write_json("result.json", RESULT)
+  assert read_result(directory) == RESULT
+  directory.write_json("result.json", {**RESULT, **damage})
+  with pytest.raises(WorkdirError, match=f"result.json .*{message}; remove it"):
+    read_result(directory)
 
 
 def test_files_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):

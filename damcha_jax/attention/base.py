@@ -34,7 +34,9 @@ class AttentionBase(nn.Module):
   """Fields and steps that attentions share, as in `nn.MultiHeadDotProductAttention` if named so.
 
   Call with `(inputs_q, inputs_k=None, inputs_v=None, *, mask=None, deterministic=None, ...)`:
-  `inputs_k` defaults to `inputs_q` (self-attention) and `inputs_v` to `inputs_k`.
+  `inputs_k` defaults to `inputs_q` and `inputs_v` to `inputs_k`. Self-attention is told by its
+  absence or by `inputs_k is inputs_q`; two arrays of the same values, as a transformation makes of
+  `attention(x, x)`, are cross-attention.
 
   Masks: `mask` is boolean and broadcastable to [B, H, T, S], True meaning visible. `padding_mask`
   [B, T] marks the real tokens of self-attention; cross-attention takes `query_padding_mask` [B, T]
@@ -108,7 +110,10 @@ class AttentionBase(nn.Module):
 
   def prepare(self, *call: Optional[Array]) -> Inputs:
     """`inputs.prepare` of a call's inputs and masks, in its order."""
-    return prepare(*call, decode=self.decode, decoding=self._decoding())
+    num_cached = None
+    if self._decoding():
+      num_cached = self.get_variable("cache", "cached_key").shape[1]
+    return prepare(*call, decode=self.decode, num_cached=num_cached)
 
   def head_features(self, features: int, num_heads: Optional[int] = None) -> int:
     """K = D / H."""

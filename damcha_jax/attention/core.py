@@ -62,6 +62,10 @@ def attention_weights(
   scores_BHTS = scores_BHTS * scale
   if compose_scores is not None:
     scores_BHTS = compose_scores(scores_BHTS)
+  for name, value in (("bias", bias), ("mask", mask)):  # a bias may mask
+    if value is not None and value.shape[1] not in (1, scores_BHTS.shape[1]):
+      raise ValueError(f"{name} is for {value.shape[1]} heads, but {scores_BHTS.shape[1]} attend;"
+                       " give it one for all, or one for each")
   if bias is not None:
     scores_BHTS = scores_BHTS + bias.astype(scores_BHTS.dtype)
   if sow is not None:

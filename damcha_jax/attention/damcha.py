@@ -81,7 +81,9 @@ class MetricContext(nn.Module):
     batch_size, length, features = x_BTD.shape
     if self.kind == "learned":
       vector_D = self.param("vector", nn.initializers.normal(1.0), (features,))
-      return Contexts(vector_D[None, None], None, stride=length)
+      return Contexts(vector_D[None, None], None, stride=max(length, 1))
+    if not length:  # no token has a metric, and no mean exists
+      return Contexts(jnp.zeros((batch_size, 1, features), x_BTD.dtype), None, stride=1)
     if self.kind == "sequence":
       return context_lib.sequence_context(x_BTD, valid_BT, segment_ids_BT)
     if not self.decode:
@@ -117,8 +119,8 @@ class DamchaAttention(AttentionBase):
     allow_future_leak: permit a causal model on 'sequence' contexts, to study the leak.
 
   Raises:
-    FutureLeakError: 'sequence' context in a module not declared causal=False, or with a mask that
-      hides the future.
+    FutureLeakError: 'sequence' context in a module not declared causal=False, or, where the values
+      of the mask are known (outside jit), with one that hides the future.
     ValueError: options, widths or masks that do not go together.
   """
 
@@ -168,9 +170,10 @@ class DamchaAttention(AttentionBase):
     """Attends from `inputs_q` [B, T, D] to `inputs_k`, `inputs_v` [B, S, D]; see AttentionBase.
 
     The context comes from `inputs_q`, and restarts with each document of a packed row, whether
-    `segment_ids` or a `mask` that splits the row says so (while decoding there is one). A stack that shares passes `metric` (one metric for all its
-    layers) or `generate` (its generator, applied to this layer's own contexts). `layer_index`
-    reaches this attention's own generator, should that have a part per layer.
+    `segment_ids` or a `mask` that splits the row says so (while decoding there is one). A stack
+    that shares passes `metric` (one metric for all its layers) or `generate` (its generator,
+    applied to this layer's own contexts). `layer_index` reaches this attention's own generator,
+    should that have a part per layer.
     """
     inputs = self.prepare(
         inputs_q, inputs_k, inputs_v, mask, padding_mask, query_padding_mask, key_padding_mask,
@@ -197,9 +200,12 @@ class DamchaAttention(AttentionBase):
 
   def _with_documents(self, inputs: Inputs, mask: Optional[Array]) -> Inputs:
     """What the mask keeps apart, the metric must not mix: a mean is not masked by itself."""
-    if mask is None or inputs.segment_ids_BT is not None or not inputs.is_self or self.decode:
+    batch_size, length = inputs.query_BTD.shape[:2]
+    # Also where `attention(x, x)` is no longer known to be self-attention, as under remat.
+    if (mask is None or inputs.segment_ids_BT is not None or self.decode or not length
+        or inputs.key_BSD.shape[1] != length):
       return inputs
-    documents_BT = masks.documents(inputs.mask_BHTS, *inputs.query_BTD.shape[:2])
+    documents_BT = masks.documents(inputs.mask_BHTS, batch_size, length)
     return inputs._replace(segment_ids_BT=documents_BT)
 
   def _metric(

@@ -39,7 +39,7 @@ def prepare(
     bias: Optional[Array],
     *,
     decode: bool,
-    decoding: bool,
+    num_cached: Optional[int],
 ) -> Inputs:
   """Fills in defaults, checks shapes and merges the masks of an attention's call.
 
@@ -47,11 +47,12 @@ def prepare(
     inputs_q, inputs_k, inputs_v, mask, padding_mask, query_padding_mask, key_padding_mask,
       segment_ids, bias: as in AttentionBase.
     decode: whether keys are cached.
-    decoding: whether the cache is filled in this call, rather than made.
+    num_cached: how many keys the cache holds that is filled in this call; None where none is.
 
   Raises:
     ValueError: shapes or masks that do not go together.
   """
+  decoding = num_cached is not None
   is_self = inputs_k is None or inputs_k is inputs_q
   if inputs_k is None:
     if inputs_v is not None:
@@ -62,6 +63,14 @@ def prepare(
   for name, value in (("inputs_q", inputs_q), ("inputs_k", inputs_k), ("inputs_v", inputs_v)):
     if value.ndim != 3:
       raise ValueError(f"{name} must be [batch, length, features], not shape {value.shape}")
+  batch_size, num_queries = inputs_q.shape[:2]
+  num_keys = inputs_k.shape[1]
+  for name, value in (("inputs_k", inputs_k), ("inputs_v", inputs_v)):
+    if value.shape[:2] != (batch_size, num_keys):
+      raise ValueError(
+          f"{name} must be [{batch_size}, {num_keys}, features] to go with inputs_q and inputs_k,"
+          f" not shape {value.shape}"
+      )
   if padding_mask is not None:
     if not is_self:
       raise ValueError(
@@ -75,12 +84,11 @@ def prepare(
     raise ValueError("self-attention takes padding_mask for queries and keys alike")
   if segment_ids is not None and (not is_self or decode):
     raise ValueError("segment_ids are for self-attention without decode")
-  batch_size, num_queries = inputs_q.shape[:2]
-  num_keys = inputs_k.shape[1]
   _check_mask("query_padding_mask", query_padding_mask, (batch_size, num_queries))
   _check_mask("key_padding_mask", key_padding_mask, (batch_size, num_keys))
   _check_mask("segment_ids", segment_ids, (batch_size, num_queries))
-  mask, bias = _four_axes("mask", mask), _four_axes("bias", bias)
+  shape = (batch_size, num_queries, num_cached if decoding else num_keys)
+  mask, bias = _four_axes("mask", mask, shape), _four_axes("bias", bias, shape)
   if bias is not None:  # a row of minus infinities would make the softmax NaN
     mask = masks.combine(mask, ~jnp.isneginf(bias))
     bias = jnp.where(jnp.isneginf(bias), 0.0, bias)
@@ -110,16 +118,27 @@ def prepare(
   )
 
 
-def _four_axes(name: str, mask: Optional[Array]) -> Optional[Array]:
-  """A mask or bias [T, S] or [B, H, T, S] with its missing axes."""
-  if mask is None or mask.ndim == 4:
-    return mask
+def _four_axes(
+    name: str, mask: Optional[Array], shape: tuple[int, int, int]
+) -> Optional[Array]:
+  """A mask or bias [T, S] or [B, H, T, S] with its missing axes; `shape` is [B, T, S]."""
+  if mask is None:
+    return None
   if mask.ndim == 2:
-    return mask[None, None]
-  raise ValueError(
-      f"{name} must be broadcastable to [batch, heads, queries, keys], not shape {mask.shape}; add"
-      f" a heads axis with {name}[:, None]"
-  )
+    mask = mask[None, None]
+  if mask.ndim != 4:
+    raise ValueError(
+        f"{name} must be broadcastable to [batch, heads, queries, keys], not shape {mask.shape};"
+        f" add a heads axis with {name}[:, None]"
+    )
+  fits = [size in (1, wanted) for size, wanted in zip((mask.shape[0], *mask.shape[2:]), shape)]
+  if not all(fits):
+    batch_size, num_queries, num_keys = shape
+    raise ValueError(
+        f"{name} must be broadcastable to [{batch_size}, heads, {num_queries}, {num_keys}], not"
+        f" shape {mask.shape}"
+    )
+  return mask
 
 
 def _without_padding(x_BTD: Array, valid_BT: Optional[Array]) -> Array:

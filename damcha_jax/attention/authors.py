@@ -19,9 +19,11 @@ from damcha_jax.attention import masks
 from damcha_jax.attention.base import Array, AttentionBase, Inputs
 from damcha_jax.attention.damcha import FutureLeakError
 from damcha_jax.metric.generator import INITIALIZERS
+from damcha_jax.metric.options import check_integers
+from damcha_jax.metric.options import CheckedOptions
 
 
-class AuthorsTHA(AttentionBase):
+class AuthorsTHA(CheckedOptions, AttentionBase):
   """Heads mixed by one matrix before and one after the softmax.
 
     y = concat_g (sum_h softmax(sum_h' (Q_h' K_h'^T / sqrt(K)) P_h'h) R_hg) V_g  W_O
@@ -53,7 +55,7 @@ class AuthorsTHA(AttentionBase):
     )
 
 
-class AuthorsDCMHA(AttentionBase):
+class AuthorsDCMHA(CheckedOptions, AttentionBase):
   """Scores mixed across heads by weights that each query makes for itself.
 
     A = Q K^T / sqrt(K);  a = softmax_h(W_2 tanh(W_1 x_t));  g = sigmoid(W_g x_t)
@@ -67,6 +69,10 @@ class AuthorsDCMHA(AttentionBase):
   """
 
   router_rank: Optional[int] = None
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_integers(self, "router_rank", optional=True)
 
   def compute(
       self,
@@ -99,7 +105,7 @@ class AuthorsDCMHA(AttentionBase):
     )
 
 
-class AuthorsColMHA(AttentionBase):
+class AuthorsColMHA(CheckedOptions, AttentionBase):
   """Queries and keys of every head are mixtures of all heads' projections.
 
     q_g = sum_h C_gh x W_Q^h;  k_g = sum_h E_gh x W_K^h
@@ -135,7 +141,7 @@ class AuthorsColMHA(AttentionBase):
     )
 
 
-class AuthorsMMA(AttentionBase):
+class AuthorsMMA(CheckedOptions, AttentionBase):
   """Multi-head attention whose heads see different parts of the sequence.
 
     head h, by h mod 4:  0 and 2: all keys up to the query;  1: the last `window` of them;
@@ -154,8 +160,7 @@ class AuthorsMMA(AttentionBase):
 
   def __post_init__(self):
     super().__post_init__()
-    if self.window < 1:
-      raise ValueError(f"window must be at least 1, not {self.window}")
+    check_integers(self, "window")
     if self.allow_future_leak and self.decode:
       raise FutureLeakError("allow_future_leak cannot decode: the future is not known yet")
 
@@ -191,7 +196,7 @@ class AuthorsMMA(AttentionBase):
     return self.project_out(output_BTHK, inputs)
 
 
-class AuthorsMoA(AttentionBase):
+class AuthorsMoA(CheckedOptions, AttentionBase):
   """H of E = H `expert_factor` heads per token, chosen by a router.
 
     e_1 .. e_H = the experts with the highest r_e = x_t w_e + b_e;  g = softmax(r_e1 .. r_eH)
@@ -207,6 +212,10 @@ class AuthorsMoA(AttentionBase):
   """
 
   expert_factor: int = 2
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_integers(self, "expert_factor")
 
   def compute(
       self,

@@ -18,12 +18,14 @@ from flax import linen as nn
 import jax.numpy as jnp
 
 from damcha_jax.attention.base import Array, AttentionBase, Inputs
+from damcha_jax.metric.options import check_integers
+from damcha_jax.metric.options import CheckedOptions
 
 FORMS = ("epfml", "fairseq")
 MIXING_INITS = ("xavier_uniform", "normal", "blocks")
 
 
-class CollaborativeAttention(AttentionBase):
+class CollaborativeAttention(CheckedOptions, AttentionBase):
   """ColMHA; 2 D Dk + H Dk + D H + 2 (D^2 + D) parameters in the epfml form.
 
   The fairseq form (epfml/collaborative-attention's companion for training from scratch) has
@@ -46,6 +48,7 @@ class CollaborativeAttention(AttentionBase):
 
   def __post_init__(self):
     super().__post_init__()
+    check_integers(self, "key_features", optional=True)
     if self.form not in FORMS:
       raise ValueError(f"form {self.form!r} is not one of {', '.join(FORMS)}")
     if self.mixing_init not in (None, *MIXING_INITS):

@@ -26,13 +26,15 @@ import jax.numpy as jnp
 from damcha_jax.attention import masks
 from damcha_jax.attention.base import Array, AttentionBase, Inputs
 from damcha_jax.attention.core import Rows
+from damcha_jax.metric.options import check_integers
+from damcha_jax.metric.options import CheckedOptions
 
 Side = dict[str, Array]  # of queries or keys: 'w1', 'w2' [B, T, R, H] and 'gate' [B, T, H], if any
 STAGES = ("pre", "post")  # before and after the softmax
 _EPSILON = 1e-6
 
 
-class DynamicallyComposableAttention(AttentionBase):
+class DynamicallyComposableAttention(CheckedOptions, AttentionBase):
   """DCMHA; 4 D^2 + 20 D H + 64 H^2 parameters at rank 2, 2 H^2 more with static, 2 K with qk_norm.
 
   Initial values are the original's, whatever the model's (unless `kernel_init` is given):
@@ -70,8 +72,8 @@ class DynamicallyComposableAttention(AttentionBase):
       raise ValueError(f"gelu {self.gelu!r} is neither 'tanh' nor 'exact'")
     if self.qk_norm not in (None, "rms", "layer"):
       raise ValueError(f"qk_norm {self.qk_norm!r} is neither None nor 'rms' nor 'layer'")
-    if self.window is not None and self.window < 1:
-      raise ValueError(f"window {self.window} must be at least 1 (the query's own key), or None")
+    check_integers(self, "rank")
+    check_integers(self, "window", "query_chunk", optional=True)
     if self.window is not None and self.causal is False:
       raise ValueError("window counts keys up to the query's own: it needs causal=True, or a mask")
 

@@ -20,11 +20,13 @@ import jax.numpy as jnp
 
 from damcha_jax.attention import masks
 from damcha_jax.attention.base import Array, AttentionBase, Inputs
+from damcha_jax.metric.options import check_integers
+from damcha_jax.metric.options import CheckedOptions
 
 GROUPS = ("global", "local", "past", "future")
 
 
-class MixedMultiHeadAttention(AttentionBase):
+class MixedMultiHeadAttention(CheckedOptions, AttentionBase):
   """MMA; the parameters of multi-head attention, biases included: 4 D^2 + 4 D.
 
   Which of the paper's "forward" and "backward" heads looks ahead differs between sources, so groups
@@ -43,9 +45,8 @@ class MixedMultiHeadAttention(AttentionBase):
 
   def __post_init__(self):
     super().__post_init__()
-    if self.local_window < 0:
-      raise ValueError(f"local_window {self.local_window} must be at least 0 (the own token)")
-    if sorted(self.groups) != sorted(GROUPS):
+    check_integers(self, "local_window", least=0)  # 0: the own token alone
+    if sorted(map(str, self.groups)) != sorted(GROUPS):
       raise ValueError(f"groups {self.groups} must hold each of {', '.join(GROUPS)} once")
     if self.num_heads % len(GROUPS):
       raise ValueError(f"num_heads {self.num_heads} is not a multiple of the {len(GROUPS)} groups"

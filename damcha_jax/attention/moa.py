@@ -16,6 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from damcha_jax.attention.base import Array, AttentionBase, Inputs
+from damcha_jax.metric.options import check_finite
+from damcha_jax.metric.options import check_integers
+from damcha_jax.metric.options import CheckedOptions
 
 DISPATCHES = ("dense", "sorted")
 
@@ -29,7 +32,7 @@ class Routing(NamedTuple):
   experts_BTJ: Array
 
 
-class MixtureOfHeadsAttention(AttentionBase):
+class MixtureOfHeadsAttention(CheckedOptions, AttentionBase):
   """MoA; D E + 2 E D K + 2 D K parameters, no biases.
 
   Auxiliary losses are sown into the collection `losses`, multiplied by their coefficients, under
@@ -65,9 +68,12 @@ class MixtureOfHeadsAttention(AttentionBase):
       raise ValueError(f"dispatch {self.dispatch!r} is not one of {', '.join(DISPATCHES)}")
     if self.use_bias:
       raise ValueError("the experts of mixture of attention heads have no biases: use_bias=False")
+    check_integers(self, "num_experts", "experts_per_token", "expert_features", optional=True)
+    check_finite(self, "switch_coefficient", "z_coefficient", "cv_coefficient", least=0)
     num_experts, num_chosen = self._num_experts, self._num_chosen
     if num_chosen > num_experts:
-      raise ValueError(f"experts_per_token {num_chosen} exceeds num_experts {num_experts}")
+      raise ValueError(f"experts_per_token {num_chosen} exceeds num_experts {num_experts}; choose at"
+                       " most as many")
     if self.cv_coefficient and num_experts < 2:
       raise ValueError("one expert has no variance to keep small: use cv_coefficient=0")
 

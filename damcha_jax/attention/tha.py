@@ -16,9 +16,11 @@ from flax import linen as nn
 import jax.numpy as jnp
 
 from damcha_jax.attention.base import Array, AttentionBase, Inputs
+from damcha_jax.metric.options import check_integers
+from damcha_jax.metric.options import CheckedOptions
 
 
-class TalkingHeadsAttention(AttentionBase):
+class TalkingHeadsAttention(CheckedOptions, AttentionBase):
   """Talking-heads attention; 4 D^2 + hk h + h hv parameters where all heads make up the width D.
 
   Without scaled scores, without biases, and dropout drops a key for all queries of a row and head
@@ -46,6 +48,11 @@ class TalkingHeadsAttention(AttentionBase):
   query_chunk: Optional[int] = 128
   use_bias: bool = False
   kernel_init: Optional[Callable] = None
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_integers(self, "num_key_heads", "num_softmax_heads", "num_value_heads",
+                   "key_head_features", "value_head_features", "query_chunk", optional=True)
 
   def compute(
       self,

@@ -28,6 +28,11 @@ import jax.numpy as jnp
 
 from damcha_jax.metric import blocks as blocks_lib
 from damcha_jax.metric.generator import INITIALIZERS
+from damcha_jax.metric.options import check_dtypes
+from damcha_jax.metric.options import check_finite
+from damcha_jax.metric.options import check_integers
+from damcha_jax.metric.options import check_rate
+from damcha_jax.metric.options import check_widths
 
 Array = jax.Array
 
@@ -79,6 +84,16 @@ class AuthorsMetricGenerator(nn.Module):
   param_dtype: Any = jnp.float32
 
   adaptive = True  # makes a metric of its context, unlike StaticMetric
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_integers(self, "num_heads", "num_layers")
+    check_integers(self, "compact_rank", "layer_bias_rank", least=0)  # 0: off
+    check_finite(self, "diagonal_scale", "off_diagonal_scale")
+    check_finite(self, "alpha_std", least=0)
+    check_rate(self, "dropout_rate")
+    check_widths(self.widths)
+    check_dtypes(self)
 
   @nn.compact
   def __call__(self, context: Array, layer_index: Any = None, return_blocks: bool = False) -> Array:
@@ -138,9 +153,6 @@ class AuthorsMetricGenerator(nn.Module):
       raise ValueError(f"off_diagonal {self.off_diagonal!r} is not one of {OFF_DIAGONAL_MODES}")
     if self.initializer not in INITIALIZERS:
       raise ValueError(f"initializer {self.initializer!r} is not one of {tuple(INITIALIZERS)}")
-    for name in ("compact_rank", "layer_bias_rank"):
-      if getattr(self, name) < 0:
-        raise ValueError(f"{name} must be 0 (off) or positive, not {getattr(self, name)}")
     if features % self.num_heads:
       raise ValueError(
           f"num_heads {self.num_heads} does not divide the context width {features}; "

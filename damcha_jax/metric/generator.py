@@ -12,6 +12,9 @@ import jax.numpy as jnp
 from damcha_jax.metric import blocks as blocks_lib
 from damcha_jax.metric.context import accumulator
 from damcha_jax.metric.context import Contexts
+from damcha_jax.metric.options import check_dtypes
+from damcha_jax.metric.options import check_integers
+from damcha_jax.metric.options import check_widths
 
 Array = jax.Array
 
@@ -139,6 +142,13 @@ class MetricGenerator(nn.Module):
 
   adaptive = True  # makes a metric of its context, unlike StaticMetric
 
+  def __post_init__(self):
+    super().__post_init__()
+    check_integers(self, "num_heads")
+    check_integers(self, "row_features", "column_features", optional=True)
+    check_widths(() if self.widths is None else self.widths)
+    check_dtypes(self)
+
   @nn.compact
   def __call__(self, context: Array, layer_index: Any = None, return_blocks: bool = False) -> Array:
     """Maps contexts [.., D] to metrics m [.., H, K, K], summed in float32 or more.
@@ -189,10 +199,7 @@ class MetricGenerator(nn.Module):
     return preset._replace(**overrides)
 
   def _check(self, features: int, return_blocks: bool) -> None:
-    if self.parameterization not in PARAMETERIZATIONS:
-      raise ValueError(
-          f"parameterization {self.parameterization!r} is not one of {PARAMETERIZATIONS}"
-      )
+    _check_parameterization(self.parameterization)
     if self.preset not in PRESETS:
       raise ValueError(f"preset {self.preset!r} is not one of {tuple(PRESETS)}")
     if self._preset().initializer not in INITIALIZERS:
@@ -289,6 +296,15 @@ class StaticMetric(nn.Module):
 
   adaptive = False
 
+  def __post_init__(self):
+    super().__post_init__()
+    check_integers(self, "num_heads", "features")
+    check_dtypes(self)
+    if self.features % self.num_heads:
+      raise ValueError(f"num_heads {self.num_heads} does not divide the metric's width"
+                       f" {self.features}; choose a number of heads that does")
+    _check_parameterization(self.parameterization)
+
   @nn.compact
   def __call__(self, return_blocks: bool = False) -> Array:
     """m [H, K, K], or M [H, K, H, K] with `return_blocks`."""
@@ -339,7 +355,17 @@ def apply_metric(x_BTHK: Array, metric: Array, contexts: Optional[Contexts]) -> 
 
   Returns:
     q_BTHL in x's dtype; zero for queries without a context (padding).
+
+  Raises:
+    ValueError: the metric is that of other heads.
   """
+  *_, num_heads, num_rows, _ = metric.shape
+  if x_BTHK.shape[2] not in (1, num_heads) or x_BTHK.shape[3] != num_rows:
+    raise ValueError(
+        f"the metric is for {num_heads} heads of width {num_rows}, but the attention has"
+        f" {x_BTHK.shape[2]} of width {x_BTHK.shape[3]}; give its generator the same num_heads and"
+        " width"
+    )
   metric, sum_dtype = metric.astype(x_BTHK.dtype), accumulator(x_BTHK.dtype)
   if metric.ndim == 5 and metric.shape[:2] == (1, 1):
     metric = metric[0, 0]
@@ -363,6 +389,11 @@ def apply_metric(x_BTHK: Array, metric: Array, contexts: Optional[Contexts]) -> 
   if contexts.column_BT is None:
     return q_BGHL[:, :length]
   return q_BGHL.at[row_B1, contexts.column_BT].get(mode="fill", fill_value=0)
+
+
+def _check_parameterization(parameterization: str) -> None:
+  if parameterization not in PARAMETERIZATIONS:
+    raise ValueError(f"parameterization {parameterization!r} is not one of {PARAMETERIZATIONS}")
 
 
 def _heads(x_BTHK: Array, num_heads: int) -> Array:

@@ -74,7 +74,7 @@ def test_the_first_code_s_leak_is_caught_and_cannot_decode():
   assert not report.is_causal
   with pytest.raises(FutureLeakError, match="cannot decode"):
     _make("mma", allow_future_leak=True, decode=True)
-  with pytest.raises(ValueError, match="window must be at least 1"):
+  with pytest.raises(ValueError, match="window 0 must be an integer of at least 1"):
     _make("mma", window=0)
   with pytest.raises(ValueError, match="within one sequence"):
     jax.eval_shape(lambda: _make("mma", causal=None).init(jax.random.key(0), X, X[:, :3]))

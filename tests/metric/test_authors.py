@@ -213,7 +213,7 @@ def test_initial_values() -> None:
     [
         (dict(parameterization="rowsum"), "parameterization 'rowsum'.*use 'blocks'"),
         (dict(off_diagonal="lowrank"), "off_diagonal 'lowrank' is not one of"),
-        (dict(compact_rank=-1), "compact_rank must be 0"),
+        (dict(compact_rank=-1), "compact_rank -1 must be an integer of at least 0"),
         (dict(block_ablation="none"), "block_ablation 'none'"),
         (dict(initializer="xavier"), "initializer 'xavier'"),
         (dict(layer_bias_rank=2, num_layers=2, layer_index=2), "layer_index 2 is outside the 2"),

@@ -129,13 +129,14 @@ def audit(
     positions: the output positions to audit; by default all.
     forms: which of 'perturbation' and 'gradient'.
     num_perturbations: how many random replacements of the forbidden inputs to try.
-    vocab_size: replacements of tokens are below it; by default the largest token is the last.
+    vocab_size: replacements of tokens are below it; by default that of the first `nn.Embed` over
+      the tokens, or the largest token is the last where there is none.
     seed: of the random replacements and cotangents.
     tolerance: changes and gradients up to it pass. Exact dependence needs none.
 
   Raises:
-    ValueError: outputs that are not finite or do not match the inputs, or a token model without an
-      `nn.Embed` in sight.
+    ValueError: options under which nothing could be found, outputs that are not finite or do not
+      match the inputs, or a token model without an `nn.Embed` in sight.
   """
   unknown = [form for form in forms if form not in FORMS]
   if unknown or not forms:
@@ -145,6 +146,7 @@ def audit(
   allowed_BTS = may_see(batch_size, length, causal=causal, segment_ids=segment_ids,
                         padding_mask=padding_mask)
   positions = range(length) if positions is None else positions
+  _check_can_find(allowed_BTS, positions, num_perturbations, tolerance)
 
   @jax.jit
   def changed_fn(replacement, mask_BT):
@@ -157,6 +159,8 @@ def audit(
                      + ("" if np.isfinite(base).all() else " with values that are not finite"))
   leaks, response = [], 0.0
   if "perturbation" in forms:
+    if vocab_size is None and jnp.issubdtype(inputs.dtype, jnp.integer):
+      vocab_size = _vocab_size(apply_fn, inputs)
     replacements = [_replacement(inputs, number, vocab_size, seed)
                     for number in range(num_perturbations)]
     changes = _changes(changed_fn, replacements, base, allowed_BTS, positions)
@@ -167,6 +171,23 @@ def audit(
     found, seen = _leaks("gradient", gradients, allowed_BTS, tolerance)
     leaks, response = leaks + found, max(response, seen)
   return CausalityReport(tuple(leaks), response)
+
+
+def _check_can_find(allowed_BTS: np.ndarray, positions: Sequence[int], num_perturbations: int,
+                    tolerance: float) -> None:
+  """Raises ValueError if an audit with these options would pass whatever the function does."""
+  length = allowed_BTS.shape[1]
+  outside = [position for position in positions if not 0 <= position < length]
+  if outside or not len(positions):
+    raise ValueError(f"positions must be at least one of 0 .. {length - 1}, not "
+                     f"{outside or list(positions)}")
+  if allowed_BTS[:, list(positions)].all():
+    raise ValueError("these outputs may depend on every input, so there is nothing to audit; use"
+                     " longer inputs, later inputs being hidden, or masks")
+  if num_perturbations < 1:
+    raise ValueError(f"num_perturbations must be at least 1, not {num_perturbations}")
+  if not 0 <= tolerance < np.inf:
+    raise ValueError(f"tolerance must be finite and at least 0, not {tolerance}")
 
 
 def assert_causal(apply_fn: Function, inputs: Array, **options: Any) -> CausalityReport:
@@ -265,7 +286,6 @@ def _replacement(inputs: Array, number: int, vocab_size: Optional[int], seed: in
   """Other inputs: tokens that all differ, or vectors moved by noise at one of the SCALES."""
   rng = np.random.default_rng([seed, number])
   if jnp.issubdtype(inputs.dtype, jnp.integer):
-    vocab_size = max(int(inputs.max()) + 1, 2) if vocab_size is None else vocab_size
     shift = rng.integers(1, vocab_size, inputs.shape)
     return ((np.asarray(inputs) + shift) % vocab_size).astype(inputs.dtype)
   # Added, not put in place of the inputs: these may come from the same generator, and be equal.
@@ -297,6 +317,26 @@ def _gradients(
     yield output, sizes_BS, float(sizes_BS[:, output].max())
 
 
+def _vocab_size(apply_fn: Function, tokens_BT: Array) -> int:
+  """That of the embedding of the tokens, or as large as the tokens need."""
+  sizes = []
+
+  def note_size(call, args, kwargs, context):
+    if _embeds(context, args, tokens_BT):
+      sizes.append(context.module.num_embeddings)
+    return call(*args, **kwargs)
+
+  with nn.intercept_methods(note_size):
+    jax.eval_shape(apply_fn, tokens_BT)
+  return sizes[0] if sizes else max(int(tokens_BT.max()) + 1, 2)
+
+
+def _embeds(context: Any, args: Any, tokens_BT: Array) -> bool:
+  """Whether an intercepted call is that of an embedding of the tokens."""
+  return (isinstance(context.module, nn.Embed) and context.method_name == "__call__"
+          and args[0].shape == tokens_BT.shape)
+
+
 def _over_embeddings(apply_fn: Function, tokens_BT: Array) -> tuple[Function, Array]:
   """The function of what is added to the token embeddings, and the point zero [B, T, D]."""
 
@@ -305,9 +345,7 @@ def _over_embeddings(apply_fn: Function, tokens_BT: Array) -> tuple[Function, Ar
 
     def add_shift(call, args, kwargs, context):
       embedding = call(*args, **kwargs)
-      is_tokens = (isinstance(context.module, nn.Embed) and context.method_name == "__call__"
-                   and not shapes and args[0].shape == tokens_BT.shape)
-      if not is_tokens:
+      if shapes or not _embeds(context, args, tokens_BT):
         return embedding
       shapes.append(embedding)
       return embedding if shift is None else embedding + shift.astype(embedding.dtype)

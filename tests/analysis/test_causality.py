@@ -232,6 +232,34 @@ def test_what_cannot_be_audited_is_an_error():
     causality.audit(lambda x: x, X, forms=["hessian"])
 
 
+@pytest.mark.parametrize("options, message", [
+    ({"positions": []}, "positions must be at least one of 0 .. 6"),
+    ({"positions": [7]}, r"not \[7\]"),
+    ({"positions": [T - 1]}, "nothing to audit"),
+    ({"causal": False}, "nothing to audit"),
+    ({"num_perturbations": 0}, "num_perturbations must be at least 1, not 0"),
+    ({"tolerance": np.nan}, "tolerance must be finite and at least 0, not nan"),
+    ({"tolerance": -1.0}, "not -1.0")])
+def test_an_audit_that_could_find_nothing_is_an_error(options, message):
+  with pytest.raises(ValueError, match=message):
+    causality.audit(lambda x: x, X, **options)
+
+
+class RareTokens(nn.Module):
+  """A token model in which only the last token of the vocabulary reveals the future."""
+
+  @nn.compact
+  def __call__(self, tokens):
+    x = nn.Embed(12, D)(tokens)
+    return x + (jnp.roll(tokens, -1, axis=1) == 11)[..., None]
+
+
+def test_replacements_come_from_the_whole_vocabulary():
+  tokens = np.zeros((4, 16), int)
+  report = causality.audit_module(RareTokens(), tokens, forms=["perturbation"])
+  assert not report.is_causal
+
+
 def test_report_reads_well():
   leak = causality.Leak("gradient", 1, 2, (5, 6), 0.25)
   report = causality.CausalityReport((leak,), 1.0)

@@ -25,7 +25,7 @@ import numpy as np
 
 from damcha_jax.data import archives, corpora, image_sets, prepare_text, prepared, prepared_images
 from damcha_jax.data import text_pairs
-from damcha_jax.errors import DataError, UserError
+from damcha_jax.errors import DataError, until_nobody_reads, UserError
 
 _RECORDS_AT_ONCE = 1024
 
@@ -42,17 +42,19 @@ def main(argv: Optional[list[str]] = None) -> int:
                       "downloaded then")
   parser.add_argument("--verify", action="store_true", help="hash every byte that is prepared")
   args = parser.parse_args(argv)
-  status = 0
+  messages, status = [], 0
   for name in corpora.MIX if args.name == "mix" else (args.name,):
     make = prepare_text.prepare if name in text_pairs.PUBLISHED else prepare
     try:
       make(name, args.data_dir, args.manual_dir, args.verify)
     except UserError as error:
-      print(f"error: {error}", file=sys.stderr)
+      messages.append(str(error))
       status = error.exit_status
     except KeyboardInterrupt:
       print("error: interrupted; the same command starts again", file=sys.stderr)
       return 1
+  if messages:
+    print(f"error: {'; and '.join(messages)}", file=sys.stderr)
   return status
 
 
@@ -251,4 +253,5 @@ def _each(records: Any) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  with until_nobody_reads():
+    sys.exit(main())

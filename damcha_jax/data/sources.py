@@ -66,8 +66,7 @@ def load_corpus(dataset: str, data: DataConfig) -> Corpus:
 
 def _whole_corpus(dataset: str, data: DataConfig) -> Corpus:
   if dataset in ("mix", "sample_mix"):
-    sources = ("enwik8", "text8") if dataset == "mix" else ("sample_text", "sample_text8")
-    raw, cleaned = (_whole_corpus(source, data) for source in sources)
+    raw, cleaned = _parts_of(dataset, data)
     return _mix(dataset, raw, cleaned, data.decontaminate)
   if dataset in corpora.CORPORA:
     splits = load_prepared(dataset, data.data_dir)
@@ -76,6 +75,17 @@ def _whole_corpus(dataset: str, data: DataConfig) -> Corpus:
   else:
     splits = _own_file(dataset)
   return Corpus(dataset, **{split: {dataset: array} for split, array in splits.items()})
+
+
+def _parts_of(mix: str, data: DataConfig) -> tuple[Corpus, ...]:
+  if mix == "sample_mix":
+    return _whole_corpus("sample_text", data), _whole_corpus("sample_text8", data)
+  try:
+    return tuple(_whole_corpus(source, data) for source in corpora.MIX)
+  except DataError as error:
+    raise DataError(f"dataset 'mix' needs {' and '.join(corpora.MIX)}, which 'python -m "
+                    f"damcha_jax.data.prepare mix --data_dir={data.data_dir}' prepares, or use "
+                    f"--config=configs/mix.py:cpu: {error}") from error
 
 
 def _mix(name: str, raw: Corpus, cleaned: Corpus, decontaminate: bool) -> Corpus:

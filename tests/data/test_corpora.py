@@ -134,6 +134,9 @@ def test_unprepared_data_says_what_to_do(tmp_path, name):
                f"python -m damcha_jax.data.prepare {first.name}", ":cpu"):
     assert fact in text
   assert "\n" not in text
+  if name == "mix":
+    assert f"python -m damcha_jax.data.prepare mix --data_dir={tmp_path}" in text
+    assert "configs/mix.py:cpu" in text
 
 
 def test_published_facts():

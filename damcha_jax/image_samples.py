@@ -50,16 +50,18 @@ class ImageSamples(NamedTuple):
 
 
 def sample_images(config: ImageGenerationConfig, attention: str, seed: int, directory: Path,
-                  data: ImageData, note: Callable[[str], None]) -> ImageSamples:
+                  data: ImageData, note: Callable[[str], None],
+                  trained: Optional[Path] = None) -> ImageSamples:
   """Draws what `config.sampling` asks of a run's best checkpoint, or reads what is there.
 
   Args:
     config: the experiment.
     attention: the attention's name.
     seed: seed of the sampling.
-    directory: the run's own.
+    directory: where they are kept.
     data: the images; the test part is completed.
     note: prints one line.
+    trained: the directory of the run, where it is another.
 
   Raises:
     CheckpointError: no checkpoint is readable.
@@ -68,7 +70,7 @@ def sample_images(config: ImageGenerationConfig, attention: str, seed: int, dire
   kept = read_samples(directory)
   if kept is not None:
     return kept
-  model, step, params = restore_decoder(directory, config, attention, "best", note)
+  model, step, params = restore_decoder(trained or directory, config, attention, "best", note)
   rule = config.sampling
   sampler = Sampler(model, rule.temperature, rule.top_k, rule.top_p, num_symbols=PIXEL_TOKENS)
   parts = _Parts(directory / "samples", rule.batch_size, note)

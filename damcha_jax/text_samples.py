@@ -38,16 +38,18 @@ Record = dict[str, Any]
 
 
 def generate_texts(config: TextGenerationConfig, attention: str, seed: int, directory: Path,
-                   texts: Texts, note: Callable[[str], None]) -> list[Record]:
+                   texts: Texts, note: Callable[[str], None],
+                   trained: Optional[Path] = None) -> list[Record]:
   """What `config.sampling` asks of a run's best checkpoint for the test split, or what is there.
 
   Args:
     config: the experiment.
     attention: the attention's name.
     seed: seed of the sampling.
-    directory: the run's own.
+    directory: where they are kept.
     texts: the data.
     note: prints one line.
+    trained: the directory of the run, where it is another.
 
   Raises:
     CheckpointError: no checkpoint is readable.
@@ -56,7 +58,7 @@ def generate_texts(config: TextGenerationConfig, attention: str, seed: int, dire
   kept = read_outputs(directory)
   if kept is not None:
     return kept
-  model, step, params = restore_decoder(directory, config, attention, "best", note)
+  model, step, params = restore_decoder(trained or directory, config, attention, "best", note)
   rule, rows = config.sampling, eval_rows(config, texts, SPLIT)
   decoder = TextDecoder(
       Sampler(model, rule.temperature, rule.top_k, rule.top_p), EOS,

@@ -6,7 +6,7 @@ failure is one line on stderr.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import importlib.util
@@ -23,8 +23,9 @@ import numpy as np
 
 from damcha_jax import reporting
 from damcha_jax.attention import ATTENTIONS
-from damcha_jax.config import (ConfigError, ImageGenerationConfig, LanguageModelConfig,
-                               TextGenerationConfig, to_dict, unknown_key_message)
+from damcha_jax.config import (AblationsConfig, ConfigError, ImageGenerationConfig,
+                               LanguageModelConfig, TextGenerationConfig, to_dict,
+                               unknown_key_message)
 from damcha_jax.errors import UserError, WorkdirError
 from damcha_jax.reporting import Measurement
 from damcha_jax.training import loop
@@ -34,9 +35,11 @@ from damcha_jax.training.workdir import Workdir, first_difference
 
 PAPER = Path(__file__).parents[1] / "results" / "paper.json"
 CONFIG_CLASSES = {"gpt2_enwik8": LanguageModelConfig, "image_generation": ImageGenerationConfig,
-                  "text_generation": TextGenerationConfig}
+                  "text_generation": TextGenerationConfig, "ablations": AblationsConfig}
 COSTS = {"num_params": "1", "model_flops_per_step": "FLOP", "train_seconds": "s"}
-Results = dict[tuple[str, int], dict[str, Any]]
+_RESULT_KEYS = ("best", *COSTS)
+Results = dict[tuple[str, int], dict[str, Any]]  # by attention and seed
+Tasks = dict[tuple[str, int], Task]
 
 
 def launch(train_and_evaluate: Callable[[ConfigDict, Path], Any],
@@ -150,21 +153,52 @@ def run_suite(config: Any, workdir: Path, make_task: Callable[[Any, str, int], T
     ConfigError: the configuration cannot run.
     WorkdirError: the directory belongs to another configuration.
   """
+  tasks = checked_tasks(config, make_task)
+  # Only now, so that a rejected configuration does not claim the directory.
+  return train_tasks(config, workdir, tasks)
+
+
+def checked_tasks(config: Any, make_task: Callable[[Any, str, int], Task]) -> Tasks:
+  """The tasks of a suite, after every check that needs no directory; see `run_suite`."""
   for attention in config.attention_names:
     if attention not in ATTENTIONS:
       raise ConfigError(f"unknown attention '{attention}' in config key 'attentions'; choose from "
                         f"{', '.join(sorted(ATTENTIONS))}")
-  owns = {(attention, seed): dataclasses.replace(config, attentions=attention, seeds=(seed,))
-          for attention in config.attention_names for seed in config.seeds}
-  tasks = {(attention, seed): make_task(own, attention, seed)
-           for (attention, seed), own in owns.items()}
-  # Before anything is written, so that a rejected configuration does not claim the directory.
-  for (attention, seed), task in tasks.items():
-    loop.check(task, owns[attention, seed], seed)
+  tasks = {}
+  for attention, seed, own in runs(config):
+    tasks[attention, seed] = make_task(own, attention, seed)
+    loop.check(tasks[attention, seed], own, seed)
+  return tasks
+
+
+def train_tasks(config: Any, workdir: Path, tasks: Tasks) -> Results:
+  """Trains what `checked_tasks` made; see `run_suite`."""
   claim(Workdir(workdir), config)
-  return {(attention, seed): loop.train(task, owns[attention, seed],
+  return {(attention, seed): loop.train(tasks[attention, seed], own,
                                         run_dir(workdir, attention, seed), seed)
-          for (attention, seed), task in tasks.items()}
+          for attention, seed, own in runs(config)}
+
+
+def runs(config: Any) -> Iterator[tuple[str, int, Any]]:
+  """Attention, seed and config of each run."""
+  for attention in config.attention_names:
+    for seed in config.seeds:
+      yield attention, seed, dataclasses.replace(config, attentions=attention, seeds=(seed,))
+
+
+def read_results(config: Any, workdir: Path) -> Results:
+  """What `run_suite` returned, from the files of runs that are complete.
+
+  Raises:
+    WorkdirError: a run is not.
+  """
+  results = {}
+  for attention, seed, _ in runs(config):
+    directory = run_dir(workdir, attention, seed)
+    results[attention, seed] = Workdir(directory).read_json("result.json", keys=_RESULT_KEYS)
+    if results[attention, seed] is None:
+      raise WorkdirError(f"{directory} is not trained to the end; run the command that made it")
+  return results
 
 
 def run_dir(workdir: Path, attention: str, seed: int) -> Path:
@@ -192,6 +226,15 @@ def trained(config: Any, results: Results, units: Mapping[str, str]) -> Iterator
                         metrics_by_split["diagnostics"]["adaptivity"], "1", seed)
     for metric, unit in COSTS.items():
       yield Measurement(attention, config.dataset, "train", metric, result[metric], unit, seed)
+
+
+def print_rows(rows: Sequence[reporting.Row], printed: Collection[str], comparable: bool,
+               workdir: Path) -> None:
+  """The table of the metrics `printed`."""
+  print(reporting.format_table([row for row in rows if row["metric"] in printed]))
+  if not comparable:
+    print("\nThe paper's figures are for its own data and size, which these are not.")
+  print(f"\nResults are in {workdir}")
 
 
 def validation_curves(workdir: Path, results: Results) -> dict[str, list[tuple[int, float]]]:
@@ -238,30 +281,45 @@ def run_dirs(workdir: Path, results: Results) -> dict[str, list[Path]]:
   return directories
 
 
-def claim(directory: Workdir, config: Any) -> None:
-  """Writes the suite's `config.json` and `versions.json`, or checks them."""
+def claim(directory: Workdir, config: Any,
+          extensible: Sequence[str] = ("attentions", "seeds")) -> None:
+  """Writes the suite's `config.json` and `versions.json`, or checks them.
+
+  Args:
+    directory: the suite's.
+    config: its frozen config.
+    extensible: the keys whose lists a later call may add to.
+  """
   wanted = json.loads(json.dumps(to_dict(config)))
   with directory.locked():
     present = directory.read_json("config.json")
     if present is not None:
-      if not isinstance(present.get("seeds"), list) or not isinstance(
-          present.get("attentions"), str):
-        raise WorkdirError(f"workdir {directory.path} is that of a single run; name the one that "
-                           "holds all attentions and seeds, or another")
-      missing = [attention for attention in present["attentions"].split(",")
-                 if attention not in config.attention_names]
-      missing += [f"seed {seed}" for seed in present["seeds"] if seed not in config.seeds]
+      if not all(isinstance(present.get(key), type(wanted[key])) for key in extensible):
+        raise WorkdirError(f"workdir {directory.path} is that of a single run or another experiment"
+                           f"; name the one that holds all {' and '.join(extensible)}, or another")
+      missing = [entry for key in extensible for entry in _entries(present, key)
+                 if entry not in _entries(wanted, key)]
       if missing:
-        raise WorkdirError(f"workdir {directory.path} also holds {', '.join(missing)}; name every "
-                           "attention and seed it holds and any to add, or choose another workdir")
-      extended = {**present, "attentions": wanted["attentions"], "seeds": wanted["seeds"]}
-      difference = first_difference(extended, wanted)
+        raise WorkdirError(f"workdir {directory.path} also holds {', '.join(missing)}; name all "
+                           f"{' and '.join(extensible)} it holds and any to add, or choose another "
+                           "workdir")
+      difference = first_difference({**present, **{key: wanted[key] for key in extensible}}, wanted)
       if difference:
         key, old, new = difference
         raise WorkdirError(f"workdir {directory.path} holds runs with {key}={old!r}, not {new!r}; "
                            "choose another workdir, or use the same value to resume")
     directory.write_json("config.json", wanted)
     directory.record_versions()
+
+
+def _entries(contents: Mapping[str, Any], key: str) -> list[str]:
+  """A list of names, comma-separated, or of seeds, as a message names them."""
+  value = contents[key]
+  return value.split(",") if isinstance(value, str) else [f"seed {seed}" for seed in value]
+
+
+def note(line: str) -> None:
+  print(f"note: {line}", file=sys.stderr)
 
 
 def is_primary() -> bool:

@@ -3,7 +3,8 @@
   python -m experiments.evaluate --workdir=runs/cifar10 --metrics.inception_weights=inception.pth
 
 Nothing is trained, and nothing is drawn that is there. Every `--metrics.KEY=VALUE` replaces a value
-of the runs' `config.metrics`; the runs' own record stays as it is, the summary is written again.
+of the runs' `config.metrics` (of ablations, on all data sets that have the key); the runs' own
+record stays as it is, the summary is written again.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import sys
 from typing import Any
 
 from damcha_jax import reporting
-from damcha_jax.config import ConfigError, freeze, to_dict, unknown_key_message
+from damcha_jax.config import AblationsConfig, ConfigError, freeze, to_dict, unknown_key_message
 from damcha_jax.errors import WorkdirError
 from damcha_jax.training.workdir import Workdir
+from experiments import ablations
 from experiments import common
 from experiments import image_generation
 from experiments import text_generation
@@ -28,22 +30,15 @@ FAMILIES = {
     "image_generation": (image_generation.inception_features, image_generation.summarize),
     "text_generation": (text_generation.bart_scorer, text_generation.summarize),
 }
-_RESULT_KEYS = ("best", *common.COSTS)
 
 
 def main(argv: Sequence[str]) -> list[reporting.Row]:
   workdir, changes = parse(argv)
   config = _config(workdir, changes)
+  if isinstance(config, AblationsConfig):
+    return ablations.summarize(config, workdir, ablations.load_weights(config))
   load, summarize = FAMILIES[config.experiment]
-  results = {}
-  for attention in config.attention_names:
-    for seed in config.seeds:
-      directory = common.run_dir(workdir, attention, seed)
-      result = Workdir(directory).read_json("result.json", keys=_RESULT_KEYS)
-      if result is None:
-        raise WorkdirError(f"{directory} is not trained to the end; run the command that made it")
-      results[attention, seed] = result
-  return summarize(config, workdir, results, load(config.metrics))
+  return summarize(config, workdir, common.read_results(config, workdir), load(config.metrics))
 
 
 def parse(argv: Sequence[str]) -> tuple[Path, dict[str, str]]:
@@ -71,18 +66,23 @@ def parse(argv: Sequence[str]) -> tuple[Path, dict[str, str]]:
 
 
 def _config(workdir: Path, changes: dict[str, str]) -> Any:
-  contents = Workdir(workdir).read_json("config.json")
-  if contents is None or contents.get("experiment") not in FAMILIES:
-    raise WorkdirError(f"{workdir} holds no runs of {' or '.join(FAMILIES)}; name the directory "
-                       "that training wrote")
-  config = freeze(contents, common.CONFIG_CLASSES[contents["experiment"]])
-  metrics = to_dict(config)["metrics"]
+  contents, known = Workdir(workdir).read_json("config.json"), (*FAMILIES, "ablations")
+  if contents is None or contents.get("experiment") not in known:
+    raise WorkdirError(f"{workdir} holds no runs of {', '.join(known)}; name the directory that "
+                       "training wrote")
+  cls = common.CONFIG_CLASSES[contents["experiment"]]
+  config = freeze(contents, cls)
+  contents = to_dict(config)
+  names = config.dataset_names if isinstance(config, AblationsConfig) else ()
+  sections = [contents[name]["metrics"] for name in names] or [contents["metrics"]]
+  keys = {key: None for section in sections for key in section}  # ordered
   for key, text in changes.items():
-    if key not in metrics:
-      raise ConfigError(unknown_key_message(f"metrics.{key}",
-                                            [f"metrics.{name}" for name in metrics]))
-    metrics[key] = _value(text)
-  return freeze({**to_dict(config), "metrics": metrics}, type(config))
+    if key not in keys:
+      raise ConfigError(unknown_key_message(f"metrics.{key}", [f"metrics.{name}" for name in keys]))
+    for section in sections:
+      if key in section:
+        section[key] = _value(text)
+  return freeze(contents, cls)
 
 
 def _value(text: str) -> Any:

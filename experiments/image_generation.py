@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import json
 import operator
 from pathlib import Path
-import sys
 from typing import Any, Optional
 
 from ml_collections import ConfigDict
@@ -60,19 +59,31 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
   config = freeze(config, ImageGenerationConfig)
   features = inception_features(config.metrics)
   if features[0] is None and common.is_primary():
-    _note(f"{features[1]}; rows that need them have no value")
+    common.note(f"{features[1]}; rows that need them have no value")
   results = common.run_suite(config, workdir, image_generation_task)
   return summarize(config, workdir, results, features) if common.is_primary() else []
 
 
 def summarize(config: ImageGenerationConfig, workdir: Path, results: common.Results,
-              features: tuple[Optional[InceptionFeatures], str]) -> list[reporting.Row]:
-  """Samples and evaluates runs that are trained; `features` is from `inception_features`."""
+              features: tuple[Optional[InceptionFeatures], str], *,
+              trained_in: Optional[Path] = None, show: bool = True) -> list[reporting.Row]:
+  """Samples and evaluates runs that are trained, and writes `summary.json` and `figures/`.
+
+  Args:
+    config: of the runs, or of an evaluation that uses their parameters differently.
+    workdir: holds or gets all that is drawn and written.
+    results: of training, or of that evaluation.
+    features: from `inception_features`.
+    trained_in: the workdir of the runs, where it is another.
+    show: whether to print the table.
+  """
+  trained_in = trained_in or workdir
   data = load_image_data(config.dataset, config.data)
   features_fn, why = features
   samples = {(attention, seed): sample_images(
       config, attention, seed, common.run_dir(workdir, attention, seed), data,
-      lambda line, run=f"{attention} seed {seed}": _note(f"[{run}] {line}"))
+      lambda line, run=f"{attention} seed {seed}": common.note(f"[{run}] {line}"),
+      common.run_dir(trained_in, attention, seed))
              for attention, seed in results}
   evaluator = ImageEvaluator(
       data.decode(data.tokens["test"]),
@@ -85,15 +96,13 @@ def summarize(config: ImageGenerationConfig, workdir: Path, results: common.Resu
                                 lambda one: _figure(paper, config.name, one))
   _draw(workdir, data, samples)
   reporting.plot_learning_curves(workdir / "figures" / "validation.png",
-                                 common.validation_curves(workdir, results), "nats_per_token")
+                                 common.validation_curves(trained_in, results), "nats_per_token")
   common.plot_scores(workdir / "figures", config.dataset, common.run_dirs(workdir, results),
                      DISTRIBUTIONS)
   reporting.write_summary(workdir / "summary.json", config.experiment,
                           f"{config.name}:{config.size}", rows)
-  print(reporting.format_table([row for row in rows if row["metric"] in PRINTED]))
-  if not comparable(config):
-    print("\nThe paper's figures are for its own data and size, which these are not.")
-  print(f"\nResults are in {workdir}")
+  if show:
+    common.print_rows(rows, PRINTED, comparable(config), workdir)
   return rows
 
 
@@ -152,10 +161,6 @@ def _draw(workdir: Path, data: ImageData, samples: dict[tuple[str, int], ImageSa
     pairs = np.stack([truth[:num], one.completed[:num]], axis=1)
     reporting.write_image_grid(figures / f"completions-{attention}-seed{seed}.png",
                                pairs.reshape(2 * num, *pairs.shape[2:]), num_columns=10)
-
-
-def _note(line: str) -> None:
-  print(f"note: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -14,28 +14,37 @@ import sys
 
 import jax
 
-from damcha_jax.config import ConfigError, DecoderConfig, freeze
+from damcha_jax.config import AblationsConfig, ConfigError, DecoderConfig, freeze
 from damcha_jax.training.plan import plan_decoder
 from experiments import common
 
 
 def main(argv: Sequence[str]) -> None:
   config, num_devices = parse(argv)
+  models = _models(config)
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_num_cpu_devices", num_devices)
-  mesh = config.mesh
+  mesh = next(iter(models.values()))[0].mesh
   print(f"{config.name}:{config.size} on {num_devices} devices, mesh data {mesh.data} x fsdp "
         f"{mesh.fsdp} x tensor {mesh.tensor}")
-  print(f"{'attention':16}{'parameters':>14}{'state':>10}{'a device':>10}{'FLOP/step':>12}"
+  print(f"{'attention':20}{'parameters':>14}{'state':>10}{'a device':>10}{'FLOP/step':>12}"
         f"{'FLOP/run':>12}")
-  for attention in config.attention_names:
-    plan = plan_decoder(config, attention, jax.devices())
-    print(f"{attention:16}{plan.num_params:14,}{_gib(plan.state_bytes):>10}"
+  for name, (own, attention) in models.items():
+    plan = plan_decoder(own, attention, jax.devices())
+    print(f"{name:20}{plan.num_params:14,}{_gib(plan.state_bytes):>10}"
           f"{_gib(plan.state_bytes_per_device):>10}{plan.flops_per_step:12.3e}"
           f"{plan.flops_per_step * plan.num_steps:12.3e}", flush=True)
 
 
-def parse(argv: Sequence[str]) -> tuple[DecoderConfig, int]:
+def _models(config: DecoderConfig | AblationsConfig) -> dict[str, tuple[DecoderConfig, str]]:
+  """Config and attention of every model, by its name."""
+  if isinstance(config, AblationsConfig):
+    return {f"{dataset}/{variant}": (config.family_config(dataset, variant), "damcha")
+            for dataset in config.dataset_names for variant in config.variant_names}
+  return {attention: (config, attention) for attention in config.attention_names}
+
+
+def parse(argv: Sequence[str]) -> tuple[DecoderConfig | AblationsConfig, int]:
   """The frozen config and the number of devices.
 
   Raises:

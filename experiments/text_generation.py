@@ -10,7 +10,6 @@ import dataclasses
 import json
 import operator
 from pathlib import Path
-import sys
 from typing import Any, Optional
 
 from ml_collections import ConfigDict
@@ -54,18 +53,30 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
   config = freeze(config, TextGenerationConfig)
   scorer = bart_scorer(config.metrics)
   if scorer[0] is None and common.is_primary():
-    _note(f"{scorer[1]}; rows that need them have no value")
+    common.note(f"{scorer[1]}; rows that need them have no value")
   results = common.run_suite(config, workdir, text_generation_task)
   return summarize(config, workdir, results, scorer) if common.is_primary() else []
 
 
 def summarize(config: TextGenerationConfig, workdir: Path, results: common.Results,
-              scorer: tuple[Optional[BartScorer], str]) -> list[reporting.Row]:
-  """Decodes and evaluates runs that are trained; `scorer` is from `bart_scorer`."""
+              scorer: tuple[Optional[BartScorer], str], *,
+              trained_in: Optional[Path] = None, show: bool = True) -> list[reporting.Row]:
+  """Decodes and evaluates runs that are trained, and writes `summary.json` and `figures/`.
+
+  Args:
+    config: of the runs, or of an evaluation that uses their parameters differently.
+    workdir: holds or gets all that is made and written.
+    results: of training, or of that evaluation.
+    scorer: from `bart_scorer`.
+    trained_in: the workdir of the runs, where it is another.
+    show: whether to print some texts and the table.
+  """
+  trained_in = trained_in or workdir
   texts = load_texts(config)
   outputs = {(attention, seed): text_samples.generate_texts(
       config, attention, seed, common.run_dir(workdir, attention, seed), texts,
-      lambda line, run=f"{attention} seed {seed}": _note(f"[{run}] {line}"))
+      lambda line, run=f"{attention} seed {seed}": common.note(f"[{run}] {line}"),
+      common.run_dir(trained_in, attention, seed))
              for attention, seed in results}
   too_long = eval_rows(config, texts, text_samples.SPLIT).note
   measurements = [*common.trained(config, results, UNITS),
@@ -74,16 +85,14 @@ def summarize(config: TextGenerationConfig, workdir: Path, results: common.Resul
   rows = reporting.summary_rows([_as_published(one) for one in measurements], comparable(config),
                                 lambda one: _figure(paper, config.name, one))
   reporting.plot_learning_curves(workdir / "figures" / "validation.png",
-                                 common.validation_curves(workdir, results), "nats_per_token")
+                                 common.validation_curves(trained_in, results), "nats_per_token")
   common.plot_scores(workdir / "figures", config.dataset, common.run_dirs(workdir, results),
                      DISTRIBUTIONS)
   reporting.write_summary(workdir / "summary.json", config.experiment,
                           f"{config.name}:{config.size}", rows)
-  _show(outputs)
-  print(reporting.format_table([row for row in rows if row["metric"] in PRINTED]))
-  if not comparable(config):
-    print("\nThe paper's figures are for its own data and size, which these are not.")
-  print(f"\nResults are in {workdir}")
+  if show:
+    _show(outputs)
+    common.print_rows(rows, PRINTED, comparable(config), workdir)
   return rows
 
 
@@ -143,10 +152,6 @@ def _show(outputs: dict[tuple[str, int], list[text_samples.Record]]) -> None:
 def _visible(text: str) -> str:
   """Characters that would steer the terminal become U+FFFD."""
   return "".join(one if one.isprintable() else "\ufffd" for one in text)
-
-
-def _note(line: str) -> None:
-  print(f"note: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

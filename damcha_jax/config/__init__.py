@@ -12,6 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from damcha_jax.config import conversion
+from damcha_jax.config.ablations import AblationsConfig
 from damcha_jax.config.conversion import ConfigError, to_dict, unknown_key_message
 from damcha_jax.config.decoder import DecoderConfig, LanguageModelConfig
 from damcha_jax.config.image_generation import (ImageDataConfig, ImageGenerationConfig,

@@ -15,15 +15,21 @@ class ConfigError(ValueError):
   """A configuration that cannot be run; the message names the value and the remedy."""
 
 
-def freeze(config: ml_collections.ConfigDict | Mapping[str, Any], cls: type) -> Any:
+def freeze(config: ml_collections.ConfigDict | Mapping[str, Any], cls: type,
+           prefix: str = "") -> Any:
   """Turns a ConfigDict, or the contents of a `config.json`, into `cls`.
+
+  Args:
+    config: all values.
+    cls: a dataclass of an experiment.
+    prefix: for messages, where the config is a section of another.
 
   Raises:
     ConfigError: a key is missing, unknown or of the wrong type, or values do not fit each other.
   """
   if isinstance(config, ml_collections.ConfigDict):
     config = config.to_dict()
-  return _freeze(config, cls, prefix="")
+  return _freeze(config, cls, prefix)
 
 
 def to_dict(config: Any) -> dict[str, Any]:

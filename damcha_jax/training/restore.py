@@ -76,6 +76,14 @@ def restore_params(directory: Path, abstract_params: PyTree, which: str, selecti
                         "the command that made the directory goes on where it stopped")
 
 
+def one_device_targets(init: Callable[[jax.Array], PyTree]) -> PyTree:
+  """What `restore_params` takes to put the parameters that `init(key)` makes on one device."""
+  device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  return jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
+      nn.unbox(jax.eval_shape(init, jax.random.key(0))))
+
+
 def restore_decoder(directory: Path, config: DecoderConfig, attention: str, which: str,
                     note: Callable[[str], None]) -> tuple[DecoderLM, int, PyTree]:
   """The decoder of a run, made for sampling, with the step and parameters of a checkpoint.
@@ -87,11 +95,8 @@ def restore_decoder(directory: Path, config: DecoderConfig, attention: str, whic
     CheckpointError: no checkpoint is readable.
   """
   model = make_decoder(config, attention)
-  shapes = nn.unbox(jax.eval_shape(
-      lambda: init_params(model, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))))
-  device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-  targets = jax.tree.map(
-      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), shapes)
+  targets = one_device_targets(
+      lambda key: init_params(model, key, jnp.zeros((1, 1), jnp.int32)))
   step, params = restore_params(directory, targets, which, "nats_per_token", note)
   unrolled = dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=False))
   return (make_decoder(unrolled, attention, evaluation=True, decode=True), step,

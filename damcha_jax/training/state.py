@@ -63,12 +63,17 @@ def create_state(task: Task, optimizer: optax.GradientTransformation, root: jax.
   return init(root)
 
 
+def initial_params(task: Task, root: jax.Array) -> PyTree:
+  """What a run with this root key starts from, boxed."""
+  return task.init_params(stream_key(root, "params", 0))
+
+
 def num_params(state: TrainState) -> int:
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state.params))
 
 
 def _initial_state(task: Task, optimizer: optax.GradientTransformation,
                    root: jax.Array) -> TrainState:
-  params = task.init_params(stream_key(root, "params", 0))
+  params = initial_params(task, root)
   return TrainState(step=jnp.zeros((), jnp.int32), params=params,
                     opt_state=optimizer.init(params))

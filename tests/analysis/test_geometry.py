@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from damcha_jax.analysis.geometry import adaptivity, adaptivity_by_layer
+from damcha_jax.analysis.geometry import adaptivity, adaptivity_by_layer, block_drift
 from damcha_jax.metric import MetricGenerator
 
 CONTEXTS = jax.random.normal(jax.random.key(0), (32, 512))
@@ -61,3 +61,23 @@ def test_layers_are_told_apart_unrolled_scanned_and_shared():
   assert set(adaptivity_by_layer({"stack": {"metric": (m[0],)}})) == {
       "adaptivity", "adaptivity/layer_0"}
   assert adaptivity_by_layer({}) == {}
+
+
+def test_block_drift_equals_its_definition():
+  rng, shape = np.random.default_rng(0), (5, 3, 2, 3, 2)  # [W, H, K, H, K]
+  start, common, apart = (rng.normal(size=size) for size in (shape, (5, 3, 2, 1, 2), shape))
+  apart -= apart.mean(-2, keepdims=True)
+  initial = {"a": {"generator": {"out_kernel": start}}, "b": {"kernel": np.zeros(3)}}
+  trained = {"a": {"generator": {"out_kernel": start + common + 1e-3 * apart}},
+             "b": {"kernel": np.ones(3)}}
+  rms = lambda array: np.sqrt(np.mean(array**2))
+  assert block_drift(initial, trained) == pytest.approx({
+      "block_drift": rms(common + 1e-3 * apart), "block_spread": 1e-3 * rms(apart),
+      "block_spread_max": 1e-3 * np.abs(apart).max(),
+      "block_difference": rms(start - start.mean(-2, keepdims=True))})
+  assert block_drift(initial, initial)["block_drift"] == 0
+
+
+def test_block_drift_needs_blocks():
+  with pytest.raises(ValueError, match="no metric is stored as blocks"):
+    block_drift({"kernel": np.ones(2)}, {"kernel": np.ones(2)})

@@ -40,7 +40,8 @@ class _Parsed(Exception):
 
 
 def test_there_are_commands_for_every_config():
-  for name in ("mix", "enwik8", "text8", "cifar10", "cifar100", "wmt14", "commongen"):
+  for name in ("mix", "enwik8", "text8", "cifar10", "cifar100", "wmt14", "commongen", "table3",
+               "table4"):
     for size in ("", ":cpu", ":smoke"):
       assert any(f"--config=configs/{name}.py{size}" in command.split() for command in _commands())
 

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from damcha_jax.analysis.geometry import block_drift
 from damcha_jax.config import ConfigError
 from damcha_jax.metric.generator import MetricGenerator
 from damcha_jax.training import optimizer as optimizer_lib
@@ -111,3 +112,35 @@ def test_rowsum_trains_exactly_like_blocks():
     np.testing.assert_allclose(rowsum_norms, norms, rtol=1e-7)
     np.testing.assert_allclose(rowsum, blocks, rtol=1e-7, atol=1e-7)
     assert np.abs(np.asarray(naive) - blocks).max() > 1e-2  # what the rules prevent
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+def test_adam_moves_all_blocks_of_a_row_by_one_step_and_decay_does_not(weight_decay):
+  """Moments are equal bit for bit; what is left between the blocks is the rounding of the sum."""
+  generator = MetricGenerator(NUM_HEADS, widths=(5,), parameterization="blocks")
+  contexts_SBD = jax.random.normal(jax.random.key(1), (100, 3, FEATURES))
+  initial = generator.init(jax.random.key(0), contexts_SBD[0])["params"]
+  groups = (ParameterGroup("out_kernel$", decay=True), ParameterGroup("", decay=False))
+  config = dataclasses.replace(CONFIG, learning_rate=1e-2, weight_decay=weight_decay, clip_norm=0.5)
+  optimizer = optimizer_lib.make_optimizer(config, len(contexts_SBD), groups)
+
+  @jax.jit
+  def step(params, state, contexts_BD):
+    grads = jax.grad(lambda params: jnp.mean(
+        jnp.sin(2 * generator.apply({"params": params}, contexts_BD))) * 20)(params)
+    updates, state = optimizer.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+  params, state = initial, optimizer.init(initial)
+  for contexts_BD in contexts_SBD:
+    params, state = step(params, state, contexts_BD)
+  adam = next(part for part in state if isinstance(part, optax.ScaleByAdamState))
+  for moment in (adam.mu, adam.nu):
+    kernel = np.asarray(moment["out_kernel"])
+    assert np.abs(kernel).max() > 0 and (kernel == kernel[..., :1, :]).all()
+  drift = block_drift(initial, params)
+  assert drift["block_drift"] > 0.05
+  if weight_decay:
+    assert drift["block_spread"] > 1e-3
+  else:
+    assert 0 < drift["block_spread_max"] < 1e-5 * drift["block_drift"]

@@ -53,6 +53,6 @@ def shrink_to_smoke(config: ml_collections.ConfigDict) -> None:
   for dataset in DATASETS:
     section = config[dataset]
     section.num_steps = 10
-    section.model.num_layers = 1
+    section.damcha.widths = (8, 8)
     section.evaluation.every_steps = section.checkpoint.every_steps = 10
     section.logging.tensorboard = False

@@ -177,7 +177,7 @@ def _rows(cell: Cell, found: list[reporting.Row], paper: dict[str, Any],
 
 def _figure(cell: Cell, metric: str, paper: dict[str, Any]) -> Optional[float]:
   dataset, column = cell.family.paper_names[cell.config.name], COLUMNS.get(metric)
-  if depth(cell.variant) is not None:
+  if depth(cell.variant) is not None and cell.inference in TABLE3_INFERENCE:
     figures = paper["table3"][TABLE3_INFERENCE[cell.inference]][dataset]
     return figures.get(column, {}).get(str(depth(cell.variant)))
   if cell.inference == "full" and cell.variant in TABLE4_VARIANTS:
@@ -225,7 +225,9 @@ def _what_blocks_show(drifts: list[reporting.Row]) -> str:
       "keeps 1/H of it and one of H initial values, off-diagonal the other (H-1)/H. If that makes "
       "a model worse, its metric has the wrong size and lost initial values that the rest was "
       "trained around. It does not show that off-diagonal blocks hold interactions between heads "
-      "that diagonal ones lack: no training on their sum can tell them apart. A model that is "
+      "that diagonal ones lack: no training on their sum can tell them apart. The control is "
+      "`shifted`, one other block of each row in place of the diagonal one, which must do as well "
+      "as the diagonal, up to the luck of initial values. A model that is "
       "trained without them (`block_ablation_train`) has the same functions to choose from, and "
       "differs in how its metric starts and how fast it learns.", width=100)
 

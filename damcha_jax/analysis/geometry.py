@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import re
 from typing import Any
 
@@ -35,41 +35,40 @@ def adaptivity_by_layer(intermediates: Mapping[str, Any]) -> dict[str, Array]:
   return {"adaptivity": sum(values) / len(values), **named}
 
 
-def block_drift(initial: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, float]:
+def stored_blocks(params: Mapping[str, Any]) -> list[Array]:
+  """What stores blocks [.., H, K, H, K]: last layers of generators, and static metrics.
+
+  Under `rowsum` they store sums in place of blocks, [.., H, K, K].
+  """
+  names = ("out_kernel", "out_bias", "metric_blocks")
+  return [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+          if path[-1].key in names]
+
+
+def block_drift(initial: Sequence[Array], trained: Sequence[Array]) -> dict[str, float]:
   """How far training moved the stored blocks, and how far apart it moved the blocks of a row.
 
     d_ij = M_ij(trained) - M_ij(initial),  s_ij = d_ij - mean_j d_ij
 
-  over the last layers of generators with parameters of all blocks, and static metrics. All blocks
-  of a row get one gradient (Section 3.3: m_i = sum_j M_ij), so s is 0 but for rounding, unless
-  weight decay or a block ablation in training tells them apart.
+  All blocks of a row get one gradient (Section 3.3: m_i = sum_j M_ij), so s is 0 but for rounding,
+  unless weight decay or a block ablation in training tells them apart.
 
   Args:
-    initial: parameters before training.
+    initial: blocks [.., H, K, H, K] before training, as `stored_blocks` finds them.
     trained: after it.
 
   Returns:
     Root mean squares `block_drift` of d, `block_spread` of s, `block_difference` of
     M_ij - mean_j M_ij at the start; and the largest |s|, `block_spread_max`.
-
-  Raises:
-    ValueError: there is no such parameter.
   """
-  drifts, spreads, differences = [], [], []
-  leaves = jax.tree_util.tree_leaves_with_path(initial)
-  for (path, before), after in zip(leaves, jax.tree.leaves(trained), strict=True):
-    if path[-1].key in ("out_kernel", "out_bias", "metric_blocks"):
-      before, after = (np.asarray(leaf, np.float64) for leaf in (before, after))
-      drift = after - before
-      drifts.append(drift.ravel())
-      spreads.append(_from_row_mean(drift).ravel())
-      differences.append(_from_row_mean(before).ravel())
-  if not drifts:
-    raise ValueError("no metric is stored as blocks")
-  rms = lambda parts: float(np.sqrt(np.mean(np.concatenate(parts) ** 2)))
+  wide = lambda arrays: [np.asarray(array, np.float64) for array in arrays]
+  initial, trained = wide(initial), wide(trained)
+  drifts = [after - before for before, after in zip(initial, trained, strict=True)]
+  spreads = [_from_row_mean(drift) for drift in drifts]
+  rms = lambda parts: float(np.sqrt(np.mean(np.concatenate([part.ravel() for part in parts]) ** 2)))
   return {"block_drift": rms(drifts), "block_spread": rms(spreads),
           "block_spread_max": float(max(np.abs(part).max() for part in spreads)),
-          "block_difference": rms(differences)}
+          "block_difference": rms([_from_row_mean(blocks) for blocks in initial])}
 
 
 def _from_row_mean(blocks: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ CHANGES = {
     "rowsum": {"parameterization": "rowsum"},
     "robust": {"preset": "robust"},
 }
-INFERENCE = ("full", "diagonal", "off_diagonal")
+INFERENCE = ("full", "diagonal", "off_diagonal", "shifted")
 # What all sections have from the config as a whole.
 COMMON = ("experiment", "name", "size", "attentions", "seeds")
 

@@ -63,8 +63,8 @@ class DamchaConfig:
   widths: tuple[int, ...]  # hidden widths of f_theta: P - 1 numbers
   parameterization: Literal["blocks", "rowsum"]
   preset: Literal["paper", "robust"]
-  block_ablation_train: Literal["full", "diagonal", "off_diagonal"]
-  block_ablation_eval: Literal["full", "diagonal", "off_diagonal"]
+  block_ablation_train: Literal["full", "diagonal", "off_diagonal", "shifted"]
+  block_ablation_eval: Literal["full", "diagonal", "off_diagonal", "shifted"]
   allow_future_leak: bool
 
 

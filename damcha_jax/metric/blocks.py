@@ -21,7 +21,9 @@ import jax.numpy as jnp
 
 Array = jax.Array
 
-ABLATIONS = ("full", "diagonal", "off_diagonal")
+# 'shifted' keeps the blocks (i, i + 1 mod H), a control: as many as the diagonal ones, and none of
+# them within a head.
+ABLATIONS = ("full", "diagonal", "off_diagonal", "shifted")
 
 
 def block_weights(ablation: str, num_heads: int) -> Optional[Array]:
@@ -33,6 +35,8 @@ def block_weights(ablation: str, num_heads: int) -> Optional[Array]:
     return diagonal_HH
   if ablation == "off_diagonal":
     return 1.0 - diagonal_HH
+  if ablation == "shifted":
+    return jnp.roll(diagonal_HH, 1, axis=1)
   raise ValueError(f"block_ablation {ablation!r} is not one of {', '.join(ABLATIONS)}")
 
 

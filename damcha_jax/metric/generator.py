@@ -115,7 +115,7 @@ class MetricGenerator(nn.Module):
     preset: 'paper' (PyTorch's initial values, plain MLP) or 'robust' (variance-preserving initial
       values, residual hidden layers, normalised contexts).
     initializer, residual, normalize_context: override one entry of the preset.
-    block_ablation: 'full', 'diagonal' or 'off_diagonal' (Table 3); needs 'blocks'.
+    block_ablation: 'full', 'diagonal', 'off_diagonal' (Table 3) or 'shifted'; needs 'blocks'.
     fuse_rowsum: sum the last kernel before the product (equal up to rounding, H times cheaper);
       False forms M first, which is what Table 2's operation counts assume.
     row_features, column_features: size of m_i, by default K = D / H each; the full-width form

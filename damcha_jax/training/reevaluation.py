@@ -9,7 +9,7 @@ from typing import Any
 from flax import linen as nn
 import jax
 
-from damcha_jax.analysis.geometry import block_drift
+from damcha_jax.analysis.geometry import block_drift, stored_blocks
 from damcha_jax.config import DecoderConfig
 from damcha_jax.errors import WorkdirError
 from damcha_jax.evaluation.likelihood import Evaluator
@@ -70,9 +70,10 @@ def drift_of_blocks(task: Task, config: DecoderConfig, trained: Path, seed: int,
   if kept is not None:
     return kept
   key = state_lib.root_key(seed, config.prng_impl)
-  initial = jax.jit(lambda key: nn.unbox(state_lib.initial_params(task, key)))(key)
+  # Under jit all other parameters' initial values are left out.
+  initial = jax.jit(lambda key: stored_blocks(nn.unbox(state_lib.initial_params(task, key))))(key)
   _, last = restore_params(trained, one_device_targets(task.init_params), "last",
                            task.selection_metric, note)
-  drift = block_drift(initial, last)
+  drift = block_drift(initial, stored_blocks(last))
   workdir.write_json("drift.json", drift)
   return drift

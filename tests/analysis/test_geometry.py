@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from damcha_jax.analysis.geometry import adaptivity, adaptivity_by_layer, block_drift
+from damcha_jax.analysis.geometry import (adaptivity, adaptivity_by_layer, block_drift,
+                                          stored_blocks)
 from damcha_jax.metric import MetricGenerator
 
 CONTEXTS = jax.random.normal(jax.random.key(0), (32, 512))
@@ -67,17 +68,20 @@ def test_block_drift_equals_its_definition():
   rng, shape = np.random.default_rng(0), (5, 3, 2, 3, 2)  # [W, H, K, H, K]
   start, common, apart = (rng.normal(size=size) for size in (shape, (5, 3, 2, 1, 2), shape))
   apart -= apart.mean(-2, keepdims=True)
-  initial = {"a": {"generator": {"out_kernel": start}}, "b": {"kernel": np.zeros(3)}}
-  trained = {"a": {"generator": {"out_kernel": start + common + 1e-3 * apart}},
-             "b": {"kernel": np.ones(3)}}
   rms = lambda array: np.sqrt(np.mean(array**2))
-  assert block_drift(initial, trained) == pytest.approx({
+  assert block_drift([start], [start + common + 1e-3 * apart]) == pytest.approx({
       "block_drift": rms(common + 1e-3 * apart), "block_spread": 1e-3 * rms(apart),
       "block_spread_max": 1e-3 * np.abs(apart).max(),
       "block_difference": rms(start - start.mean(-2, keepdims=True))})
-  assert block_drift(initial, initial)["block_drift"] == 0
+  assert block_drift([start], [start])["block_drift"] == 0
+  both = block_drift([start, start[0]], [start + 1, start[0] - 1])  # of a kernel and a bias
+  assert both["block_drift"] == pytest.approx(1) and both["block_spread_max"] < 1e-12
 
 
-def test_block_drift_needs_blocks():
-  with pytest.raises(ValueError, match="no metric is stored as blocks"):
-    block_drift({"kernel": np.ones(2)}, {"kernel": np.ones(2)})
+def test_the_blocks_of_generators_and_static_metrics_are_found():
+  generator = MetricGenerator(8, widths=(4, 4), parameterization="blocks")
+  params = {"stack": {"generator": generator.init(jax.random.key(0), CONTEXTS)["params"],
+                      "layer_0": {"metric_blocks": jnp.ones((8, 64, 8, 64))}},
+            "embed": {"embedding": jnp.ones((3, 2))}}
+  assert sorted(block.shape for block in stored_blocks(params)) == [
+      (4, 8, 64, 8, 64), (8, 64, 8, 64), (8, 64, 8, 64)]

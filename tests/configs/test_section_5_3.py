@@ -24,14 +24,15 @@ def _damcha(config, variant, dataset="cifar10", inference="full"):
   return config.family_config(dataset, variant, inference).damcha
 
 
-def test_table_3_is_five_depths_with_three_kinds_of_inference_on_four_sets():
+def test_table_3_is_five_depths_with_three_kinds_of_inference_and_a_control_on_four_sets():
   config = _frozen("table3")
-  assert config.dataset_names == tuple(DATASETS) and len(config.cells) == 4 * 5 * 3
+  assert config.dataset_names == tuple(DATASETS) and len(config.cells) == 4 * 5 * (3 + 1)
   for dataset in DATASETS:
     for layers in (1, 3, 5, 7, 9):  # "with 1, 3, 5, 7, 9 hidden layers"
       damcha = _damcha(config, f"depth{layers}", dataset)
       assert (damcha.widths, damcha.parameterization) == ((20,) * layers, "blocks")
-  assert {inference for _, _, inference in config.cells} == {"full", "diagonal", "off_diagonal"}
+  assert {inference for _, _, inference in config.cells} == {
+      "full", "diagonal", "off_diagonal", "shifted"}
   assert _damcha(config, "depth3", inference="diagonal") == dataclasses.replace(
       _damcha(config, "depth3"), block_ablation_eval="diagonal")
 
@@ -98,7 +99,7 @@ def test_rowsum_has_no_blocks_to_leave_out():
     ({"seeds": (-1,)}, "'seeds' must hold numbers from 0"),
 ])
 def test_a_wrong_value_is_named_with_the_remedy(change, message):
-  values = to_dict(_frozen("table3", "smoke"))
+  values = {**to_dict(_frozen("table3", "smoke")), "datasets": "cifar10"}
   for key, value in change.items():
     values[key] = {**values[key], **value} if isinstance(value, dict) else value
   with pytest.raises(ConfigError) as error:
@@ -107,7 +108,7 @@ def test_a_wrong_value_is_named_with_the_remedy(change, message):
 
 
 def test_a_depth_needs_a_width_and_left_out_blocks_need_blocks():
-  values = to_dict(_frozen("table3", "smoke"))
+  values = {**to_dict(_frozen("table3", "smoke")), "datasets": "cifar10"}
   values["cifar10"]["damcha"]["widths"] = ()
   with pytest.raises(ConfigError, match="'cifar10.damcha.widths' is empty; the width of depth1"):
     freeze(values, AblationsConfig)

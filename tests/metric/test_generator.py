@@ -12,7 +12,8 @@ from damcha_jax.metric import blocks as blocks_lib
 
 D, H, K, W = 12, 3, 4, 5
 CONTEXT = np.random.default_rng(0).normal(size=(2, 7, D)).astype(np.float32)
-MASKS = {"full": np.ones((H, H)), "diagonal": np.eye(H), "off_diagonal": 1 - np.eye(H)}
+MASKS = {"full": np.ones((H, H)), "diagonal": np.eye(H), "off_diagonal": 1 - np.eye(H),
+         "shifted": np.array([[0, 1, 0], [0, 0, 1], [1, 0, 0]])}
 
 
 def make(parameterization="blocks", widths=(W, W), **options):

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from damcha_jax.analysis.geometry import block_drift
+from damcha_jax.analysis.geometry import block_drift, stored_blocks
 from damcha_jax.config import ConfigError
 from damcha_jax.metric.generator import MetricGenerator
 from damcha_jax.training import optimizer as optimizer_lib
@@ -138,7 +138,7 @@ def test_adam_moves_all_blocks_of_a_row_by_one_step_and_decay_does_not(weight_de
   for moment in (adam.mu, adam.nu):
     kernel = np.asarray(moment["out_kernel"])
     assert np.abs(kernel).max() > 0 and (kernel == kernel[..., :1, :]).all()
-  drift = block_drift(initial, params)
+  drift = block_drift(stored_blocks(initial), stored_blocks(params))
   assert drift["block_drift"] > 0.05
   if weight_decay:
     assert drift["block_spread"] > 1e-3

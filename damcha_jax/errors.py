@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+import contextlib
+import os
+import sys
+
 
 class UserError(Exception):
   """Something the user can act on; the message is one line that names the value and the remedy."""
@@ -27,3 +32,19 @@ class Interrupted(UserError):
 
 class NonFiniteError(UserError):
   """A loss, gradient or parameter is NaN or infinite; the last good checkpoint is kept."""
+
+
+@contextlib.contextmanager
+def until_nobody_reads() -> Iterator[None]:
+  """Ends the program without a traceback once what reads its output, such as `head`, is gone.
+
+  The exit status is a shell's for a program that SIGPIPE ends.
+  """
+  try:
+    try:
+      yield
+    finally:
+      sys.stdout.flush()
+  except BrokenPipeError:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed once more at exit
+    sys.exit(141)

@@ -25,7 +25,7 @@ import tempfile
 
 from damcha_jax.data import concept_sets, emoji, sentence_pairs
 from damcha_jax.data.debian import only, report, unpack, write
-from damcha_jax.errors import UserError
+from damcha_jax.errors import until_nobody_reads, UserError
 
 SAMPLES_DIR = Path(__file__).parent / "samples"
 TEXT_FILE = "python_docs.rst.xz"
@@ -91,4 +91,5 @@ def join_documents(folder: Path) -> bytes:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  with until_nobody_reads():
+    sys.exit(main())

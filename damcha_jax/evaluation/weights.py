@@ -19,7 +19,7 @@ from typing import Optional
 
 import jax
 
-from damcha_jax.errors import UserError
+from damcha_jax.errors import until_nobody_reads, UserError
 from damcha_jax.evaluation import inception
 from damcha_jax.evaluation import published
 from damcha_jax.evaluation.bart import BartScorer
@@ -98,4 +98,5 @@ def _found(path: str, sha256: str, expected: published.Published, size: str) -> 
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  with until_nobody_reads():
+    sys.exit(main())

@@ -26,7 +26,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from damcha_jax.config import ConfigError
-from damcha_jax.errors import CheckpointError, UserError
+from damcha_jax.errors import CheckpointError, until_nobody_reads, UserError
 from damcha_jax.interop import gpt2
 from damcha_jax.interop.options import check_values
 from damcha_jax.interop.options import OptionError
@@ -196,4 +196,5 @@ def load_converted(directory: str | Path) -> Imported:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  with until_nobody_reads():
+    sys.exit(main())

@@ -72,8 +72,8 @@ class MixtureOfHeadsAttention(CheckedOptions, AttentionBase):
     check_finite(self, "switch_coefficient", "z_coefficient", "cv_coefficient", least=0)
     num_experts, num_chosen = self._num_experts, self._num_chosen
     if num_chosen > num_experts:
-      raise ValueError(f"experts_per_token {num_chosen} exceeds num_experts {num_experts}; choose at"
-                       " most as many")
+      raise ValueError(f"experts_per_token {num_chosen} exceeds num_experts {num_experts}; choose"
+                       " at most as many")
     if self.cv_coefficient and num_experts < 2:
       raise ValueError("one expert has no variance to keep small: use cv_coefficient=0")
 

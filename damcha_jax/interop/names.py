@@ -183,7 +183,7 @@ def _cast(name: str, array: np.ndarray, dtype: Any) -> np.ndarray:
   if wrong.any():
     raise CheckpointNameError(
         f"{name} holds {array[wrong][0]}, and {wrong.sum() - 1} more numbers that are not finite in"
-        f" {np.dtype(dtype)}; the training diverged, or the file is damaged: take another checkpoint"
+        f" {np.dtype(dtype)}: its training diverged, or it is damaged; take another checkpoint"
     )
   return cast
 

@@ -28,9 +28,9 @@ def get_config(size: str = "paper") -> ml_collections.ConfigDict:
   config.shapes = (*_models(), *_steps())
   config.scaling = _scaling()
   if size == "smoke":
-    config.shapes = tuple({**entry, "num_layers": 1, "context_length": 16, "features": 16,
-                           "mlp_features": 32, "num_heads": 4, "damcha_widths": (4, 4)}
-                          for entry in config.shapes[2:4])
+    small = dict(num_layers=1, context_length=16, features=16, mlp_features=32, num_heads=4,
+                 damcha_widths=(4, 4), omitted=())
+    config.shapes = tuple(table2.reduced(entry, **small) for entry in config.shapes[2:4])
     config.scaling.update(context_lengths=(8, 16), features=(8, 16), num_heads=(4, 8),
                           num_layers=(1, 2))
     config.scaling.shape.update(context_length=8, features=8, num_heads=4, measured="nothing",

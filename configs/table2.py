@@ -34,7 +34,7 @@ def get_config(size: str = "paper") -> ml_collections.ConfigDict:
   if size == "smoke":
     small = dict(num_layers=2, features=16, mlp_features=32, num_heads=2)
     table, model = config.shapes[0], config.shapes[len(LENGTHS)]
-    config.shapes = ({**table, **small}, {**model, **small, "damcha_widths": (4, 4)})
+    config.shapes = (reduced(table, **small), reduced(model, **small, damcha_widths=(4, 4)))
   return config.lock()
 
 
@@ -76,6 +76,12 @@ def shape(**fields: Any) -> dict[str, Any]:
       dtype="float32",
       param_dtype="float32",
   ) | fields
+
+
+def reduced(entry: dict[str, Any], **sizes: Any) -> dict[str, Any]:
+  """An entry of `shapes` with other sizes than its name says, which its variant then tells."""
+  variant = "_".join(filter(None, (entry["variant"], "reduced")))
+  return {**entry, **sizes, "variant": variant}
 
 
 def section_5_1(**fields: Any) -> dict[str, Any]:

@@ -14,6 +14,10 @@ import numpy as np
 from damcha_jax.training.workdir import write_atomically, writing
 
 Row = dict[str, Any]
+# As many as there are attentions; the first ten are matplotlib's.
+_COLOURS = (*(f"C{index}" for index in range(10)), "black", "gold")
+_MARKERS = "osD^v<>pPX*h"
+_DASHES = ("-", "--", ":", "-.")
 _GRID_PIXELS = 800  # the width of a grid of images
 
 
@@ -142,14 +146,23 @@ def _plot(path: Path, curves: Mapping[str, Sequence[tuple[float, float]]], quant
   # Only a finished experiment draws, so that importing this module stays fast.
   from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel
 
-  figure = Figure(figsize=(6, 4), layout="constrained")
+  figure = Figure(figsize=(6, 4) if len(curves) <= 6 else (8, 4), layout="constrained")
   axes = figure.subplots()
   for index, (name, points) in enumerate(curves.items()):
-    axes.plot(*zip(*points), label=name, linestyle="-" if index < 10 else "--")  # ten colours
+    axes.plot(*zip(*points), label=name, **_line_style(index))
   axes.set(xlabel=quantity, ylabel=metric.replace("_", " "), xscale=scale, yscale=scale)
-  if curves:
+  if len(curves) > 6:  # more would hide the lines
+    figure.legend(loc="outside right upper")
+  elif curves:
     axes.legend()
   _save(figure, path)
+
+
+def _line_style(index: int) -> dict[str, Any]:
+  """A colour and a marker of its own for each of twelve lines, and another dash from there on."""
+  dash, line = divmod(index, len(_COLOURS))
+  return dict(color=_COLOURS[line], marker=_MARKERS[line], markersize=4,
+              linestyle=_DASHES[dash % len(_DASHES)])
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -112,7 +112,8 @@ def measure(config: EfficiencyConfig, shape: ShapeConfig,
             contenders: Sequence[Contender]) -> Iterator[Measurement]:
   """What the attentions cost at a shape: counts, peak memory, times."""
   for attention in (name for name in config.attention_names if name in shape.omitted):
-    yield _measurement(attention, shape, "gflops", None, "GFLOP", note="cannot have this shape")
+    yield _measurement(attention, shape, "gflops", None, "GFLOP",
+                       note=_why_omitted(config, shape, attention))
   for one in contenders:
     total = one.costs.total
     first_commit = shape.first_commit and one.attention == "damcha"
@@ -132,6 +133,14 @@ def measure(config: EfficiencyConfig, shape: ShapeConfig,
         {name: program.call(seed) for name, program in programs.items()}, config.num_rounds)
     for one in contenders:
       yield from _times(one, seconds, seed, contenders)
+
+
+def _why_omitted(config: EfficiencyConfig, shape: ShapeConfig, attention: str) -> str:
+  try:
+    Contender(config, shape, attention)
+  except ConfigError as error:
+    return f"left out, because it cannot be built at this shape: {error}"
+  return "left out by config key 'shapes'"
 
 
 def _times(one: Contender, seconds: dict[str, list[float]], seed: int,

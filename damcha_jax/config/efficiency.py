@@ -29,7 +29,7 @@ class ShapeConfig:
   damcha_stride: int
   damcha_widths: tuple[int, ...]
   measured: Literal["nothing", "memory", "forward", "train_step"]
-  omitted: tuple[str, ...]  # attentions that cannot have this shape
+  omitted: tuple[str, ...]  # attentions to leave out, such as those that cannot have this shape
   initializer: Literal["gpt2", "lecun"]
   attention_dropout_rate: float
   attention_implementation: Literal["auto", "plain", "xla", "cudnn"]

@@ -57,6 +57,9 @@ def _small(tmp_path_factory):
   """A workdir with the rows of a small Table 2."""
   workdir = tmp_path_factory.mktemp("table2")
   config = _config(table2, attentions="mha,damcha")
+  table, model = config.shapes
+  with config.unlocked():  # as if it had the sizes of the table
+    config.shapes = ({**table, "variant": None}, model)
   efficiency.train_and_evaluate(config, workdir)
   return workdir, config
 
@@ -65,7 +68,7 @@ def test_rows_hold_counts_and_measurements(small):
   rows = _rows(small[0])
   row = rows["damcha", "cifar10", None, "gflops"]
   assert row["paper"] == PAPER["CIFAR-10"]["DAMCHA"]["gflops"] and not row["comparable"]
-  assert rows["damcha", "cifar10", "section_5_1", "gflops"]["paper"] is None
+  assert rows["damcha", "cifar10", "section_5_1_reduced", "gflops"]["paper"] is None
   latency = rows["mha", "cifar10", None, "latency"]
   assert latency["value"] > 0 and latency["seeds"] == [0] and not latency["comparable"]
   params = rows["mha", "cifar10", None, "num_params"]["value"]
@@ -75,7 +78,7 @@ def test_rows_hold_counts_and_measurements(small):
 def test_complete_shapes_are_only_read_and_lost_ones_are_measured_again(small, capsys):
   workdir, config = small
   before = (workdir / "cifar10" / "result.json").read_text()
-  (workdir / "cifar10-section_5_1" / "result.json").unlink()
+  (workdir / "cifar10-section_5_1_reduced" / "result.json").unlink()
   rows = _rows(workdir)
   efficiency.train_and_evaluate(config, workdir)
   assert (workdir / "cifar10" / "result.json").read_text() == before
@@ -106,12 +109,30 @@ def test_every_attention_is_counted_and_measured(tmp_path):
   efficiency.train_and_evaluate(_config(costs), tmp_path)
   rows = _rows(tmp_path)
   for attention in ATTENTIONS:
-    assert rows[attention, "synthetic", "d128_t64", "step_time_ratio"]["value"] > 0
+    assert rows[attention, "synthetic", "d128_t64_reduced", "step_time_ratio"]["value"] > 0
     assert rows[attention, "synthetic", "in N", "gflops_exponent"]["value"] == pytest.approx(1)
-    latency = rows.get((attention, "synthetic", "vit_s16", "latency"))
-    assert (latency is None) == (attention == "mma")
-  omitted = rows["mma", "synthetic", "vit_s16", "gflops"]
-  assert omitted["value"] is None and omitted["note"]
+    assert rows[attention, "synthetic", "vit_s16_reduced", "latency"]["value"] > 0
+
+
+@pytest.mark.parametrize("module", [costs, table2])
+def test_small_shapes_do_not_pass_for_the_models_they_are_made_of(module):
+  whole, small = (module.get_config(size).shapes for size in ("paper", "smoke"))
+  assert all(shape["variant"].endswith("reduced") for shape in small)
+  assert not any((shape["variant"] or "").endswith("reduced") for shape in whole)
+
+
+def test_an_attention_that_is_left_out_has_a_row_that_says_why(tmp_path):
+  shape = {**costs.get_config("smoke").shapes[0], "omitted": ("mma",), "measured": "nothing"}
+  config = _config(table2, attentions="mha,mma", shapes=(
+      {**shape, "variant": "six_heads", "num_heads": 6, "features": 24},
+      {**shape, "variant": "four_heads"}))
+  efficiency.train_and_evaluate(config, tmp_path)
+  rows = _rows(tmp_path)
+  six, four = (rows["mma", "synthetic", name, "gflops"] for name in ("six_heads", "four_heads"))
+  assert six["value"] is four["value"] is None
+  assert "num_heads 6 is not a multiple of the 4 groups" in six["note"]
+  assert "left out by config key 'shapes'" in four["note"]
+  assert rows["mha", "synthetic", "six_heads", "gflops"]["value"] > 0
 
 
 @pytest.mark.parametrize("override, message", [

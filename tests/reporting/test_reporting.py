@@ -3,11 +3,13 @@
 import json
 
 from matplotlib import image
+from matplotlib.colors import to_hex
 import numpy as np
 import pytest
 from scipy import stats
 
 from damcha_jax import reporting
+from damcha_jax.attention import ATTENTIONS
 from damcha_jax.config import freeze
 from damcha_jax.data.sources import Corpus
 from damcha_jax.errors import WorkdirError
@@ -110,6 +112,23 @@ def test_learning_curves_are_a_png(tmp_path):
   path = tmp_path / "figures" / "curves.png"
   reporting.plot_learning_curves(path, {"mha": [(1, 5.0), (2, 4.0)], "damcha": []}, "nats")
   assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_attention_has_a_line_of_its_own(tmp_path, monkeypatch):
+  figures = []
+  monkeypatch.setattr(reporting, "_save", lambda figure, path: figures.append(figure))
+  curves = {name: [(1, index), (2, index + 1)] for index, name in enumerate(ATTENTIONS, 1)}
+  again = {f"{name} again": points for name, points in curves.items()}
+  reporting.plot_log_log(tmp_path / "x.png", {**curves, **again}, "T", "latency")
+  (axes,) = figures[0].axes
+  lines = [(to_hex(line.get_color()), line.get_marker(), line.get_linestyle())
+           for line in axes.lines]
+  num_lines = len(ATTENTIONS)
+  assert len(set(lines)) == 2 * num_lines
+  for colours_markers in (lines[:num_lines], lines[num_lines:]):
+    colours, markers, _ = map(set, zip(*colours_markers))
+    assert len(colours) == len(markers) == num_lines
+  assert [text.get_text() for text in figures[0].legends[0].get_texts()] == [*curves, *again]
 
 
 def test_a_density_is_scipys_and_its_width_silvermans():

@@ -56,6 +56,7 @@ def paper(experiment: str, dataset: str, context_length: int,
   config.damcha = ml_collections.ConfigDict(dict(
       form="head_slice",  # 3.3: head i scores its own slice of the input
       update_rank=config_dict.placeholder(int),  # unused by the head-slice form
+      static_part=True,  # unused by the head-slice form
       metric="generated",  # 3.2
       sharing="generator",  # 3.4: one f_theta for the stack, each layer its own context
       context="prefix",  # omitted: a mean over the whole sequence would leak the future
@@ -66,6 +67,9 @@ def paper(experiment: str, dataset: str, context_length: int,
       widths=(20,) * 8,
       parameterization="blocks",  # 3.2: M with all its H x H blocks
       preset="paper",  # omitted: PyTorch's default initial values, as in the authors' code
+      initializer=config_dict.placeholder(str),  # the preset's, as the next two
+      residual=config_dict.placeholder(bool),
+      normalize_context=config_dict.placeholder(bool),
       block_ablation_train="full",  # 5.1 ablates nothing
       block_ablation_eval="full",
       allow_future_leak=False,

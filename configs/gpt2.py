@@ -67,6 +67,7 @@ def paper(dataset: str) -> ml_collections.ConfigDict:
   config.damcha = ml_collections.ConfigDict(dict(
       form="head_slice",  # 3.3: head i scores its own slice of the input
       update_rank=config_dict.placeholder(int),  # unused by the head-slice form
+      static_part=True,  # unused by the head-slice form
       metric="generated",  # 3.2
       sharing="generator",  # 3.4: one f_theta for the stack, each layer its own context
       context="prefix",  # omitted: a mean over the whole sequence would leak the future
@@ -77,6 +78,9 @@ def paper(dataset: str) -> ml_collections.ConfigDict:
       widths=(24,) * 8,
       parameterization="blocks",  # 3.2: M with all its H x H blocks
       preset="paper",  # omitted: PyTorch's default initial values, as in the authors' code
+      initializer=config_dict.placeholder(str),  # the preset's, as the next two
+      residual=config_dict.placeholder(bool),
+      normalize_context=config_dict.placeholder(bool),
       block_ablation_train="full",  # 5.4 ablates nothing
       block_ablation_eval="full",
       allow_future_leak=False,
@@ -151,6 +155,8 @@ def comparators(config: ml_collections.ConfigDict) -> None:
       num_key_heads=config_dict.placeholder(int),  # H; Shazeer et al. 2020 vary the three numbers
       num_softmax_heads=config_dict.placeholder(int),
       num_value_heads=config_dict.placeholder(int),
+      key_head_features=config_dict.placeholder(int),  # D / H
+      value_head_features=config_dict.placeholder(int),
       query_chunk=128,  # no effect on results: bounds memory, no fused kernel applies
   ))
   config.dcmha = ml_collections.ConfigDict(dict(
@@ -183,6 +189,9 @@ def comparators(config: ml_collections.ConfigDict) -> None:
   # Omitted by Cui et al. 2019 as far as we could read: the window of the DAMCHA authors' MMA.
   config.mma = ml_collections.ConfigDict(dict(local_window=8))
   config.authors = ml_collections.ConfigDict(dict(
+      router_rank=config_dict.placeholder(int),  # their code: max(4, H / 2)
+      expert_factor=2,  # their code
+      local_window=8,  # their code
       allow_future_leak=False,  # their first commit leaked; a causal model must not
   ))
 

@@ -56,6 +56,7 @@ class DamchaConfig:
 
   form: Literal["head_slice", "full_width"]
   update_rank: Optional[int]  # full_width only: rank of the adaptive update, None for a full one
+  static_part: bool  # full_width only: keep W_Q W_K^T beside the update
   metric: Literal["generated", "static"]  # 'static': the ablation "w/o f(x)+share"
   sharing: Literal["generator", "stack", "none"]
   context: Literal["prefix", "sequence", "learned"]
@@ -63,6 +64,10 @@ class DamchaConfig:
   widths: tuple[int, ...]  # hidden widths of f_theta: P - 1 numbers
   parameterization: Literal["blocks", "rowsum"]
   preset: Literal["paper", "robust"]
+  # Each in place of one entry of the preset; None: the preset's.
+  initializer: Optional[Literal["torch", "flax", "vit", "variance_preserving"]]
+  residual: Optional[bool]
+  normalize_context: Optional[bool]
   block_ablation_train: Literal["full", "diagonal", "off_diagonal", "shifted"]
   block_ablation_eval: Literal["full", "diagonal", "off_diagonal", "shifted"]
   allow_future_leak: bool
@@ -70,11 +75,13 @@ class DamchaConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ThaConfig:
-  """Talking-heads attention; None stands for model.num_heads."""
+  """Talking-heads attention."""
 
-  num_key_heads: Optional[int]
+  num_key_heads: Optional[int]  # None: model.num_heads, as the next two
   num_softmax_heads: Optional[int]
   num_value_heads: Optional[int]
+  key_head_features: Optional[int]  # width of a head; None: model.features over their number
+  value_head_features: Optional[int]
   query_chunk: Optional[int]  # queries whose scores are in memory at a time; None: all
 
 
@@ -128,6 +135,9 @@ class MmaConfig:
 class AuthorsConfig:
   """The comparators as the DAMCHA authors' repository has them (`authors_*`)."""
 
+  router_rank: Optional[int]  # authors_dcmha; None: max(4, H / 2)
+  expert_factor: int  # authors_moa: experts per head
+  local_window: int  # authors_mma: keys that a local head sees, the query's own included
   allow_future_leak: bool  # authors_mma: let its future heads see the future
 
 

@@ -11,10 +11,18 @@ import jax
 import jax.numpy as jnp
 
 from damcha_jax.attention import ATTENTIONS
-from damcha_jax.config import ConfigError, DamchaConfig
+from damcha_jax.config import AuthorsConfig, ConfigError, DamchaConfig
 from damcha_jax.metric.generator import MetricGenerator
 from damcha_jax.metric.generator import StaticMetric
 from damcha_jax.models.layers import make_initializers
+
+
+_AUTHORS_OPTIONS: dict[str, Callable[[AuthorsConfig], dict[str, Any]]] = {
+    "authors_dcmha": lambda authors: dict(router_rank=authors.router_rank),
+    "authors_moa": lambda authors: dict(expert_factor=authors.expert_factor),
+    "authors_mma": lambda authors: dict(
+        window=authors.local_window, allow_future_leak=authors.allow_future_leak),
+}
 
 
 class AttentionFactory(NamedTuple):
@@ -83,8 +91,8 @@ def attention_factory(
   else:
     initializers = make_initializers(model.initializer, model.num_layers)
     common.update(kernel_init=initializers.kernel, out_kernel_init=initializers.residual_kernel)
-  if name == "authors_mma":
-    common.update(allow_future_leak=sections.authors.allow_future_leak)
+  if name in _AUTHORS_OPTIONS:
+    common.update(_AUTHORS_OPTIONS[name](sections.authors))
   try:
     if name == "damcha":
       factory = _damcha(sections.damcha, model, common, evaluation)
@@ -106,6 +114,7 @@ def _damcha(
       stride=damcha.stride,
       form=damcha.form,
       update_rank=damcha.update_rank,
+      static_part=damcha.static_part,
       allow_future_leak=damcha.allow_future_leak,
       **common,
   )
@@ -143,12 +152,16 @@ def _metric_module(damcha: DamchaConfig, model: Any, evaluation: bool) -> Callab
   if damcha.form == "full_width":
     columns = model.features if damcha.update_rank is None else damcha.update_rank
     common.update(row_features=model.features, column_features=columns, zero_output=True)
-  if model.initializer == "vit" and damcha.preset == "paper":  # the authors' own in that model
-    common.update(initializer="vit")
+  initializer = damcha.initializer
+  if initializer is None and model.initializer == "vit" and damcha.preset == "paper":
+    initializer = "vit"  # the authors' own in that model
   return functools.partial(
       MetricGenerator,
       widths=damcha.widths,
       preset=damcha.preset,
+      initializer=initializer,
+      residual=damcha.residual,
+      normalize_context=damcha.normalize_context,
       dtype=jnp.dtype(model.dtype),
       **common,
   )

@@ -65,13 +65,49 @@ def test_comparators_keep_their_papers_initial_values():
     ("colmha", dict(key_features=8, mixing_init="blocks"),
      lambda params: np.array_equal(params["mixing_kernel"], np.kron(np.eye(4), np.ones((1, 2))))),
     ("moa", dict(num_experts=5), lambda params: params["query_kernel"].shape == (5, 16, 4)),
+    ("tha", dict(key_head_features=3), lambda params: params["key"]["kernel"].shape == (16, 4, 3)),
+    ("tha", dict(value_head_features=5), lambda params: params["value"]["kernel"].shape[2] == 5),
 ])
 def test_options_reach_the_attention(section, fields, changed):
   assert not changed(_params(section))
   assert changed(_params(section, config_with(section, **fields)))
 
 
+@pytest.mark.parametrize("name, fields, field, value", [
+    ("authors_dcmha", dict(router_rank=3), "router_rank", 3),
+    ("authors_moa", dict(expert_factor=5), "expert_factor", 5),
+    ("authors_mma", dict(local_window=2), "window", 2),
+    ("authors_mma", dict(allow_future_leak=True), "allow_future_leak", True),
+])
+def test_options_reach_the_authors_attentions(name, fields, field, value):
+  make = lambda config: attention_factory(config, name, config.model).attention(parent=None)
+  assert getattr(make(CONFIG), field) != value
+  assert getattr(make(config_with("authors", **fields)), field) == value
+
+
+@pytest.mark.parametrize("fields, field", [
+    (dict(initializer="flax"), "initializer"),
+    (dict(residual=True), "residual"),
+    (dict(normalize_context=True), "normalize_context"),
+])
+def test_entries_of_the_preset_can_be_replaced_one_by_one(fields, field):
+  preset = lambda config: attention_factory(config, "damcha", config.model).stack_options[
+      "generator"](parent=None)._preset()  # pylint: disable=protected-access
+  before, after = preset(CONFIG), preset(config_with("damcha", **fields))
+  assert getattr(before, field) != fields[field]
+  assert after == before._replace(**fields)
+
+
+def test_the_full_width_form_does_without_its_static_part():
+  full_width = dict(form="full_width", update_rank=2, sharing="none", parameterization="rowsum")
+  assert "query" in _params("damcha", config_with("damcha", **full_width))
+  alone = _params("damcha", config_with("damcha", static_part=False, **full_width))
+  assert "query" not in alone and "update_key" in alone
+
+
 @pytest.mark.parametrize("name, section, fields, message", [
+    ("damcha", "damcha", dict(form="full_width", parameterization="rowsum", update_rank=0,
+                              static_part=False), "leaves no metric at all"),
     ("dcmah", "model", {}, "unknown attention 'dcmah'; choose from damcha, mha, tha, dcmha"),
     ("mma", "model", dict(num_heads=2), "num_heads 2 is not a multiple of the 4 groups"),
     ("moa", "moa", dict(num_experts=3), "experts_per_token 4 exceeds num_experts 3"),

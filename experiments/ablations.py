@@ -233,4 +233,4 @@ def _what_blocks_show(drifts: list[reporting.Row]) -> str:
 
 
 if __name__ == "__main__":
-  common.launch(train_and_evaluate)
+  common.launch(train_and_evaluate, "ablations")

@@ -30,6 +30,7 @@ from damcha_jax.errors import UserError, WorkdirError
 from damcha_jax.reporting import Measurement
 from damcha_jax.training import loop
 from damcha_jax.training.restore import validation_scores
+from damcha_jax.training.result import read_result
 from damcha_jax.training.task import Task
 from damcha_jax.training.workdir import Workdir, first_difference
 
@@ -37,19 +38,25 @@ PAPER = Path(__file__).parents[1] / "results" / "paper.json"
 CONFIG_CLASSES = {"gpt2_enwik8": LanguageModelConfig, "image_generation": ImageGenerationConfig,
                   "text_generation": TextGenerationConfig, "ablations": AblationsConfig}
 COSTS = {"num_params": "1", "model_flops_per_step": "FLOP", "train_seconds": "s"}
-_RESULT_KEYS = ("best", *COSTS)
 Results = dict[tuple[str, int], dict[str, Any]]  # by attention and seed
 Tasks = dict[tuple[str, int], Task]
 
 
-def launch(train_and_evaluate: Callable[[ConfigDict, Path], Any],
-           experiment: Optional[str] = None) -> None:
+def launch(train_and_evaluate: Callable[[ConfigDict, Path], Any], experiment: str,
+           reads: Optional[str] = None) -> None:
   """Parses the command line and calls `train_and_evaluate(config, workdir)`.
 
-  `experiment` names the default workdir of an experiment on another one's config.
+  Args:
+    train_and_evaluate: runs the experiment.
+    experiment: its name.
+    reads: the experiment whose configs it runs on, if not its own.
   """
   with user_errors():
     config, workdir = parse(sys.argv, experiment)
+    expected = reads or experiment
+    if config.experiment != expected:
+      raise ConfigError(f"{config.name}.py configures 'python -m experiments.{config.experiment}'; "
+                        f"experiments.{experiment} takes a config of experiment '{expected}'")
     train_and_evaluate(config, workdir)
 
 
@@ -195,9 +202,10 @@ def read_results(config: Any, workdir: Path) -> Results:
   results = {}
   for attention, seed, _ in runs(config):
     directory = run_dir(workdir, attention, seed)
-    results[attention, seed] = Workdir(directory).read_json("result.json", keys=_RESULT_KEYS)
-    if results[attention, seed] is None:
+    result = read_result(Workdir(directory))
+    if result is None:
       raise WorkdirError(f"{directory} is not trained to the end; run the command that made it")
+    results[attention, seed] = result
   return results
 
 
@@ -295,8 +303,10 @@ def claim(directory: Workdir, config: Any,
     present = directory.read_json("config.json")
     if present is not None:
       if not all(isinstance(present.get(key), type(wanted[key])) for key in extensible):
-        raise WorkdirError(f"workdir {directory.path} is that of a single run or another experiment"
-                           f"; name the one that holds all {' and '.join(extensible)}, or another")
+        kind = "that of a single run" if "run" in present else "no directory of this experiment's"
+        raise WorkdirError(f"workdir {directory.path} is {kind}: its config.json names no "
+                           f"{' and '.join(extensible)}; name one that does, or choose another "
+                           "workdir")
       missing = [entry for key in extensible for entry in _entries(present, key)
                  if entry not in _entries(wanted, key)]
       if missing:

@@ -121,4 +121,4 @@ def is_table2s(shape: ShapeConfig) -> bool:
 
 
 if __name__ == "__main__":
-  common.launch(train_and_evaluate)
+  common.launch(train_and_evaluate, "efficiency")

@@ -79,4 +79,4 @@ def _comparable(config: LanguageModelConfig) -> bool:
 
 
 if __name__ == "__main__":
-  common.launch(train_and_evaluate)
+  common.launch(train_and_evaluate, "gpt2_enwik8")

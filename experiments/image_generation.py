@@ -164,4 +164,4 @@ def _draw(workdir: Path, data: ImageData, samples: dict[tuple[str, int], ImageSa
 
 
 if __name__ == "__main__":
-  common.launch(train_and_evaluate)
+  common.launch(train_and_evaluate, "image_generation")

@@ -109,4 +109,4 @@ def _largest_difference(left: Any, right: Any) -> float:
 
 
 if __name__ == "__main__":
-  common.launch(train_and_evaluate, experiment="rowsum")
+  common.launch(train_and_evaluate, "rowsum", reads="gpt2_enwik8")

@@ -155,4 +155,4 @@ def _visible(text: str) -> str:
 
 
 if __name__ == "__main__":
-  common.launch(train_and_evaluate)
+  common.launch(train_and_evaluate, "text_generation")

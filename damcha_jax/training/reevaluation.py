@@ -15,6 +15,7 @@ from damcha_jax.errors import WorkdirError
 from damcha_jax.evaluation.likelihood import Evaluator
 from damcha_jax.training import state as state_lib
 from damcha_jax.training.restore import one_device_targets, restore_params
+from damcha_jax.training.result import read_result
 from damcha_jax.training.task import Task
 from damcha_jax.training.workdir import Workdir
 
@@ -39,10 +40,10 @@ def reevaluate(task: Task, config: DecoderConfig, trained: Path, directory: Path
   workdir = Workdir(directory)
   with workdir.locked():
     workdir.check_config(config, task.name, seed)
-    result = workdir.read_json("result.json", keys=("best",))
+    result = read_result(workdir)
     if result is not None:
       return result
-    result = Workdir(trained).read_json("result.json", keys=("best",))
+    result = read_result(Workdir(trained))
     if result is None:
       raise WorkdirError(f"{trained} is not trained to the end; run the command that made it")
     workdir.claim(config, task.name, seed)

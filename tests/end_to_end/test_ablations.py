@@ -100,7 +100,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(capsys, tmp_path, monkeypatch,
   monkeypatch.setattr(sys, "argv", ["ablations", "--config=configs/table4.py:smoke",
                                     f"--workdir={workdir}", *arguments])
   with pytest.raises(SystemExit) as stopped:
-    common.launch(ablations.train_and_evaluate)
+    common.launch(ablations.train_and_evaluate, "ablations")
   captured = capsys.readouterr()
   assert (stopped.value.code, captured.out) == (status, "")
   assert captured.err.startswith("error: ") and message in captured.err

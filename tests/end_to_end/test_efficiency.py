@@ -147,7 +147,7 @@ def test_a_bad_config_is_one_line(tmp_path, override, message, monkeypatch, caps
                                     "--config.attentions=mha,damcha", override])
   monkeypatch.chdir(common.PAPER.parents[1])
   with pytest.raises(SystemExit) as stopped:
-    common.launch(efficiency.train_and_evaluate)
+    common.launch(efficiency.train_and_evaluate, "efficiency")
   error = capsys.readouterr().err
   assert stopped.value.code == 2 and message in error and error.count("\n") == 1
   assert not (tmp_path / "run").exists()

@@ -57,7 +57,7 @@ def _run(capsys, *arguments):
     patch.setattr(sys, "argv", ["gpt2_enwik8", *arguments])
     patch.chdir(ROOT)
     try:
-      common.launch(gpt2_enwik8.train_and_evaluate)
+      common.launch(gpt2_enwik8.train_and_evaluate, "gpt2_enwik8")
     except SystemExit as error:
       status = error.code
   captured = capsys.readouterr()
@@ -143,6 +143,7 @@ def test_a_rerun_skips_what_is_complete_and_adds_seeds(capsys, tmp_path, text):
 
   status, _, errors = _run(capsys, *arguments, f"--workdir={tmp_path / 'mha' / 'seed0'}")
   assert status == 1 and "is that of a single run" in errors
+  _assert_names_what_is_damaged(capsys, tmp_path, arguments)
   status, _, errors = _run(capsys, *arguments, "--config.seeds=1,2")
   assert status == 1 and "also holds seed 0" in errors
   status, _, errors = _run(capsys, *arguments, "--config.batch_size=16", "--config.seeds=0,1")
@@ -151,12 +152,26 @@ def test_a_rerun_skips_what_is_complete_and_adds_seeds(capsys, tmp_path, text):
   assert json.loads((tmp_path / "summary.json").read_text())["rows"] == rows
 
 
+def _assert_names_what_is_damaged(capsys, workdir, arguments):
+  """A suite's or a run's record that no longer holds what it must is one line, and stays."""
+  for path, damage, message in (
+      (workdir / "config.json", "{}", "names no attentions and seeds"),
+      (workdir / "mha" / "seed0" / "result.json", '{"best": {}}', "num_steps=None")):
+    whole = path.read_text()
+    path.write_text(damage)
+    status, _, errors = _run(capsys, *arguments, "--config.seeds=0,1")
+    assert status == 1 and message in errors and errors.count("\n") == 1
+    assert path.read_text() == damage
+    path.write_text(whole)
+
+
 @pytest.mark.parametrize("arguments, status, message", [
     ((), 2, "--config is missing"),
     (("--config",), 2, "config file '' is not there"),
     (("--config=configs/none.py",), 2, "config file 'configs/none.py' is not there"),
     (("--config=configs/mix.py:tpu",), 2, "unknown size 'tpu'; choose one of paper, wide, cpu, smoke"),
     (("--config=setup.cfg",), 2, "config file 'setup.cfg'"),
+    (("--config=configs/cifar10.py:smoke",), 2, "python -m experiments.image_generation"),
     (("--config=configs/mix.py:smoke", "--steps=3"), 2, "Unknown command line flag 'steps'"),
     (("--config=configs/mix.py:smoke", "now"), 2, "unexpected argument 'now'"),
     (("--config=configs/mix.py:smoke", "--config.batchsize=3"), 2,
@@ -202,7 +217,7 @@ def test_an_interrupt_outside_training_is_one_line(capsys):
 
   with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as error:
     patch.setattr(sys, "argv", ["x", f"--config={ROOT / 'configs/mix.py'}:smoke"])
-    common.launch(interrupted)
+    common.launch(interrupted, "gpt2_enwik8")
   assert error.value.code == 1
   assert capsys.readouterr().err == "error: interrupted; run the same command again to go on\n"
 

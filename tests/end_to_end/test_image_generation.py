@@ -32,7 +32,7 @@ def _run(capsys, *arguments):
     patch.setattr(sys, "argv", ["image_generation", *map(str, arguments)])
     patch.chdir(ROOT)
     try:
-      common.launch(image_generation.train_and_evaluate)
+      common.launch(image_generation.train_and_evaluate, "image_generation")
     except SystemExit as error:
       status = error.code
   captured = capsys.readouterr()

@@ -64,7 +64,7 @@ def _run(capsys, *arguments):
     patch.setattr(sys, "argv", ["text_generation", *map(str, arguments)])
     patch.chdir(ROOT)
     try:
-      common.launch(text_generation.train_and_evaluate)
+      common.launch(text_generation.train_and_evaluate, "text_generation")
     except SystemExit as error:
       status = error.code
   captured = capsys.readouterr()

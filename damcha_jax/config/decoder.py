@@ -23,8 +23,8 @@ _NOT_NEGATIVE = ("optimizer.learning_rate", "optimizer.end_learning_rate_factor"
                  "moa.cv_coefficient")
 _POSITIVE_OR_NONE = ("tha.num_key_heads", "tha.num_softmax_heads", "tha.num_value_heads",
                      "tha.key_head_features", "tha.value_head_features", "tha.query_chunk",
-                     "authors.router_rank", "dcmha.window", "dcmha.query_chunk", "colmha.key_features",
-                     "moa.num_experts", "moa.experts_per_token", "moa.expert_features")
+                     "dcmha.window", "dcmha.query_chunk", "colmha.key_features", "moa.num_experts",
+                     "moa.experts_per_token", "moa.expert_features", "authors.router_rank")
 # The attentions that a fused scaled-dot-product kernel can compute.
 _FUSED = ("mha", "damcha", "moa", "mma")
 

@@ -58,7 +58,7 @@ COLUMNS = {"fid_group_mean": "mean", "fid_top50": "top50", "bartscore_mean": "me
 # What is printed of all that `summary.json` holds.
 DRIFT = ("block_drift", "block_spread", "block_spread_max", "block_difference")
 PRINTED = {*COLUMNS, *DRIFT, "nats_per_token", "mse_unpaired_mean", "nll_mean", "adaptivity",
-           "num_params"}
+           "num_params", "mse_unrelated", "fid_real_group_mean"}
 
 
 class Cell(NamedTuple):
@@ -149,7 +149,7 @@ def summarize(config: AblationsConfig, workdir: Path,
       results = common.read_results(cell.config, cell.directory)
       found = cell.family.summarize(cell.config, cell.directory, results, weights[dataset],
                                     trained_in=cell.trained_in, show=False)
-      rows += _rows(cell, found, paper, controls=cell is cells[0])
+      rows += _rows(cell, found, paper, controls=cell is cells[-1])
       if cell.has_drift:
         rows += reporting.summary_rows(_drifts(cell), False, lambda _: None)
       directories[cell.name] = common.run_dirs(cell.directory, results)["damcha"]
@@ -196,7 +196,7 @@ def _drifts(cell: Cell) -> Iterator[Measurement]:
 def _report(config: AblationsConfig, rows: list[reporting.Row]) -> str:
   """Tables with a line per variant, and what they can show."""
   lines = [{**row, "attention": row["variant"] or row["attention"], "variant": None}
-           for row in rows if row["metric"] in PRINTED or row["attention"] != "damcha"]
+           for row in rows if row["metric"] in PRINTED]
   text = [f"# {config.name}:{config.size}", f"```\n{reporting.format_table(lines)}\n```"]
   if not all(row["comparable"] for row in rows if row["paper"] is not None):
     text.append("The paper's figures are for its own data and size, which these are not.")

@@ -1,5 +1,6 @@
 """The ablations as a user runs them: whole, again, killed, evaluated later, misused."""
 
+import dataclasses
 import json
 from pathlib import Path
 import signal
@@ -11,6 +12,8 @@ import pytest
 from configs import table3
 from configs import table4
 from damcha_jax.config import AblationsConfig, freeze
+from damcha_jax.errors import WorkdirError
+from damcha_jax.training.workdir import Workdir
 from experiments import ablations
 from experiments import common
 from experiments import evaluate
@@ -105,6 +108,20 @@ def test_a_mistake_is_one_line_and_writes_nothing(capsys, tmp_path, monkeypatch,
   assert (stopped.value.code, captured.out) == (status, "")
   assert captured.err.startswith("error: ") and message in captured.err
   assert captured.err.count("\n") == 1 and not workdir.exists()
+
+
+def test_a_workdir_may_gain_data_sets_variants_inference_and_seeds_and_nothing_else(tmp_path):
+  config = freeze(table4.get_config("smoke"), AblationsConfig)
+  claim = lambda **changes: common.claim(
+      Workdir(tmp_path), dataclasses.replace(config, **changes), ablations.EXTENSIBLE)
+  claim(variants="static,full")
+  more = dict(datasets="wmt14,cifar10", variants="full,depth2,static", inference="full,diagonal",
+              seeds=(1, 0))
+  claim(**more)
+  with pytest.raises(WorkdirError, match="also holds wmt14, static, diagonal, seed 1; name all"):
+    claim(variants="full,depth2")
+  with pytest.raises(WorkdirError, match="depth_reading='hidden', not 'linear'"):
+    claim(**more, depth_reading="linear")
 
 
 def test_every_variant_is_planned():

@@ -187,9 +187,8 @@ def plot_distributions(path: Path, values: Mapping[str, np.ndarray], title: str,
   """
   from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel
 
-  figure = Figure(figsize=(8, 4 + 0.25 * len(values)), layout="constrained")
-  above, below = figure.subplots(2, 1, sharex=True,
-                                 height_ratios=(8, 1 + 0.75 * len(values)))
+  figure = Figure(figsize=(8, 4 + 0.28 * len(values)), layout="constrained")
+  above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 0.3 + 0.28 * len(values)))
   widths = {name: bandwidth(values_N) for name, values_N in values.items()}
   margin = 3 * max(widths.values())
   everything = np.concatenate(list(values.values()))
@@ -205,7 +204,7 @@ def plot_distributions(path: Path, values: Mapping[str, np.ndarray], title: str,
   above.set_title(title)
   above.set_ylabel(f"density [1 / ({unit})]")
   above.set_ylim(bottom=0)
-  if above.lines:
+  if above.lines and len(values) <= 10:  # more would hide the curves, whose colours are below too
     above.legend()
   below.set_yticks(range(len(values)), list(values))
   below.set_ylim(len(values) - 0.4, -0.6)

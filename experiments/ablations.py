@@ -144,7 +144,7 @@ def summarize(config: AblationsConfig, workdir: Path,
   paper = json.loads(common.PAPER.read_text(encoding="utf-8"))
   rows = []
   for dataset, cells in _cells(config, workdir).items():
-    directories = {}
+    directories: dict[str, dict[str, list[Path]]] = {}
     for cell in cells:
       results = common.read_results(cell.config, cell.directory)
       found = cell.family.summarize(cell.config, cell.directory, results, weights[dataset],
@@ -152,9 +152,12 @@ def summarize(config: AblationsConfig, workdir: Path,
       rows += _rows(cell, found, paper, controls=cell is cells[-1])
       if cell.has_drift:
         rows += reporting.summary_rows(_drifts(cell), False, lambda _: None)
-      directories[cell.name] = common.run_dirs(cell.directory, results)["damcha"]
-    common.plot_scores(workdir / "figures" / dataset, cells[0].config.dataset, directories,
-                       cells[0].family.distributions)
+      by_variant = directories.setdefault(cell.inference, {})
+      by_variant[cell.variant] = common.run_dirs(cell.directory, results)["damcha"]
+    for inference, by_variant in directories.items():
+      common.plot_scores(workdir / "figures" / dataset / inference,
+                         f"{cells[0].config.dataset}, inference {inference}", by_variant,
+                         cells[0].family.distributions)
   reporting.write_summary(workdir / "summary.json", config.experiment,
                           f"{config.name}:{config.size}", rows)
   report = _report(config, rows)

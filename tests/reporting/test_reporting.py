@@ -157,6 +157,9 @@ def test_distributions_are_drawn_with_their_quartiles(tmp_path):
   assert [svg.count(f"<!-- {text} -->") for text in (
       "A title", "error [nats]", "density [1 / (nats)]", "mha", "equal", "one")] == [
           1, 1, 1, 2, 1, 1]
+  many = {f"n{index}": np.arange(3.0) for index in range(11)}
+  reporting.plot_distributions(path, many, "", "", "")
+  assert path.with_suffix(".svg").read_text().count("<!-- n1 -->") == 1
 
 
 def test_an_image_grid_shows_every_image_in_its_place(tmp_path):

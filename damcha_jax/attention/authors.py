@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from damcha_jax.attention import core
-from damcha_jax.attention import masks
 from damcha_jax.attention.base import Array, AttentionBase, Inputs
 from damcha_jax.attention.damcha import FutureLeakError
+from damcha_jax.attention.mha import project_heads
+from damcha_jax.attention.mma import hide_from_heads
 from damcha_jax.metric.generator import INITIALIZERS
 from damcha_jax.metric.options import check_integers
 from damcha_jax.metric.options import CheckedOptions
@@ -45,7 +46,7 @@ class AuthorsTHA(CheckedOptions, AttentionBase):
     after_HG = self.weight("mix_weights", identity, shape, "heads", None)
     mix = lambda mixer_HG: lambda x_BHTS, rows: jnp.einsum("bhts,hg->bgts", x_BHTS, mixer_HG)
     return self.attend_and_project(
-        *_projections(self, inputs),
+        *project_heads(self, inputs),
         inputs,
         deterministic,
         dropout_rng,
@@ -96,7 +97,7 @@ class AuthorsDCMHA(CheckedOptions, AttentionBase):
       return gate_BGT1 * composed_BGTS + (1.0 - gate_BGT1) * scores_BHTS
 
     return self.attend_and_project(
-        *_projections(self, inputs),
+        *project_heads(self, inputs),
         inputs,
         deterministic,
         dropout_rng,
@@ -122,18 +123,21 @@ class AuthorsColMHA(CheckedOptions, AttentionBase):
       dropout_rng: Optional[Array],
       sow_weights: bool,
   ) -> Array:
+    head_features = self.head_features(self.qkv_features or inputs.query_BTD.shape[-1])
+
     def mixed(name: str, x: Array) -> Array:
       init = lambda key, shape, dtype: (
           jnp.eye(*shape, dtype=dtype) + 0.01 * jax.random.normal(key, shape, dtype)
       )
       shape = (self.num_heads, self.num_heads)
       mixer_GH = self.weight(f"combine_{name}", init, shape, "heads", None)
-      return jnp.einsum("gh,bthk->btgk", mixer_GH, self.project(name, use_bias=False)(x))
+      projected_BTHK = self.project(name, head_features=head_features, use_bias=False)(x)
+      return jnp.einsum("gh,bthk->btgk", mixer_GH, projected_BTHK)
 
     return self.attend_and_project(
         mixed("query", inputs.query_BTD),
         mixed("key", inputs.key_BSD),
-        self.project("value")(inputs.value_BSD),
+        self.project("value", head_features=head_features)(inputs.value_BSD),
         inputs,
         deterministic,
         dropout_rng,
@@ -175,7 +179,7 @@ class AuthorsMMA(CheckedOptions, AttentionBase):
       raise ValueError(
           "authors_mma compares positions within one sequence; for cross-attention use mha"
       )
-    query_BTHK, key_BSHK, value_BSHK = _projections(self, inputs)
+    query_BTHK, key_BSHK, value_BSHK = project_heads(self, inputs)
     position_BT = self.positions(inputs)
     keys = self.remember(
         key_BSHK,
@@ -189,7 +193,7 @@ class AuthorsMMA(CheckedOptions, AttentionBase):
                            past_BTS >= 0, past_BTS <= 0])
     group_H = jnp.arange(self.num_heads) % len(seen_GBTS)
     group_mask_BHTS = jnp.swapaxes(seen_GBTS[group_H], 0, 1)
-    keys = keys._replace(mask_BHTS=masks.combine(keys.mask_BHTS, group_mask_BHTS))
+    keys = hide_from_heads(keys, group_mask_BHTS)
     output_BTHK = self.attend(
         query_BTHK, keys, inputs, deterministic, dropout_rng, sow_weights
     )
@@ -248,15 +252,6 @@ class AuthorsMoA(CheckedOptions, AttentionBase):
     output_BTHK = jnp.take_along_axis(output_BTEK, expert_BTH[..., None], axis=2)
     gate_BTH = gate_BTH.astype(output_BTHK.dtype)
     return self.project_out(output_BTHK * gate_BTH[..., None], inputs)
-
-
-def _projections(attention: AttentionBase, inputs: Inputs) -> tuple[Array, Array, Array]:
-  """Queries, keys and values as in multi-head attention."""
-  return (
-      attention.project("query")(inputs.query_BTD),
-      attention.project("key")(inputs.key_BSD),
-      attention.project("value")(inputs.value_BSD),
-  )
 
 
 def _torch_dense(

@@ -69,7 +69,10 @@ class CollaborativeAttention(CheckedOptions, AttentionBase):
     )
     query_BTC = self.project_shared("query", **shared)(inputs.query_BTD)
     key_BSC = self.project_shared("key", **shared)(inputs.key_BSD)
-    value_BSHK = self.project("value", kernel_init=init)(inputs.value_BSD)
+    head_features = self.head_features(features)
+    value_BSHK = self.project("value", head_features=head_features, kernel_init=init)(
+        inputs.value_BSD
+    )
     mixing_HC = self.weight("mixing_kernel", self._mixing_init(), (self.num_heads, key_features),
                             "heads", "head_dim")
     query_BTHC = query_BTC[:, :, None, :] * mixing_HC.astype(query_BTC.dtype)

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from damcha_jax.attention import masks
 from damcha_jax.attention.base import Array, AttentionBase, Inputs
 from damcha_jax.attention.core import Rows
+from damcha_jax.attention.mha import project_heads
 from damcha_jax.metric.options import check_integers
 from damcha_jax.metric.options import CheckedOptions
 
@@ -87,9 +88,9 @@ class DynamicallyComposableAttention(CheckedOptions, AttentionBase):
     if not inputs.is_self and (self.rope or self.window is not None):
       raise ValueError("rope and window need positions in one text, which cross-attention has not;"
                        " use rope=False and window=None")
-    query_BTHK = self._norm("query_norm", self.project("query")(inputs.query_BTD))
-    key_BSHK = self._norm("key_norm", self.project("key")(inputs.key_BSD))
-    value_BSHK = self.project("value")(inputs.value_BSD)
+    query_BTHK, key_BSHK, value_BSHK = project_heads(self, inputs)
+    query_BTHK = self._norm("query_norm", query_BTHK)
+    key_BSHK = self._norm("key_norm", key_BSHK)
     positions_BT = self.positions(inputs)
     if self.rope:
       query_BTHK, key_BSHK = rotate(query_BTHK, positions_BT), rotate(key_BSHK, positions_BT)

@@ -24,9 +24,19 @@ class MultiHeadAttention(CheckedOptions, AttentionBase):
       dropout_rng: Optional[Array],
       sow_weights: bool,
   ) -> Array:
-    query_BTHK = self.project("query")(inputs.query_BTD)
-    key_BSHK = self.project("key")(inputs.key_BSD)
-    value_BSHK = self.project("value")(inputs.value_BSD)
     return self.attend_and_project(
-        query_BTHK, key_BSHK, value_BSHK, inputs, deterministic, dropout_rng, sow_weights
+        *project_heads(self, inputs), inputs, deterministic, dropout_rng, sow_weights
     )
+
+
+def project_heads(attention: AttentionBase, inputs: Inputs) -> tuple[Array, Array, Array]:
+  """Queries, keys and values [.., H, K], with K from the width of the queries, as in Flax."""
+  head_features = attention.head_features(
+      attention.qkv_features or inputs.query_BTD.shape[-1]
+  )
+  project = lambda name: attention.project(name, head_features=head_features)
+  return (
+      project("query")(inputs.query_BTD),
+      project("key")(inputs.key_BSD),
+      project("value")(inputs.value_BSD),
+  )

@@ -19,7 +19,8 @@ from flax import linen as nn
 import jax.numpy as jnp
 
 from damcha_jax.attention import masks
-from damcha_jax.attention.base import Array, AttentionBase, Inputs
+from damcha_jax.attention.base import Array, AttentionBase, Inputs, Keys
+from damcha_jax.attention.mha import project_heads
 from damcha_jax.metric.options import check_integers
 from damcha_jax.metric.options import CheckedOptions
 
@@ -93,9 +94,7 @@ class MixedMultiHeadAttention(CheckedOptions, AttentionBase):
       source_mask: Optional[Array] = None,
   ) -> Array:
     shape = inputs.query_BTD.shape[:2]
-    query_BTHK = self.project("query")(inputs.query_BTD)
-    key_BSHK = self.project("key")(inputs.key_BSD)
-    value_BSHK = self.project("value")(inputs.value_BSD)
+    query_BTHK, key_BSHK, value_BSHK = project_heads(self, inputs)
     position_BT = self.positions(inputs)
     # Positions do not order tokens that count for nothing, nor two runs of one segment; columns do.
     column_T = jnp.arange(shape[1]) + (
@@ -112,7 +111,7 @@ class MixedMultiHeadAttention(CheckedOptions, AttentionBase):
     if self.causal or self.decode:
       visible_BGTS &= self._not_future(token, keys.extra)[:, None]
     heads = jnp.repeat(visible_BGTS, self.num_heads // len(GROUPS), axis=1)
-    keys = keys._replace(mask_BHTS=masks.combine(keys.mask_BHTS, heads))
+    keys = hide_from_heads(keys, heads)
     output_BTHK = self.attend(query_BTHK, keys, inputs, deterministic, dropout_rng, sow_weights)
     return self.project_out(output_BTHK, inputs)
 
@@ -122,6 +121,15 @@ class MixedMultiHeadAttention(CheckedOptions, AttentionBase):
     if "source" in queries:
       seen_BTS |= queries["source"][:, :, None] & keys["source"][:, None, :]
     return seen_BTS
+
+
+def hide_from_heads(keys: Keys, visible_BHTS: Array) -> Keys:
+  """The keys with a mask of every head, in addition to the one they have."""
+  mask_BHTS, num_heads = keys.mask_BHTS, visible_BHTS.shape[1]
+  if mask_BHTS is not None and mask_BHTS.shape[1] not in (1, num_heads):
+    raise ValueError(f"mask is for {mask_BHTS.shape[1]} heads, but {num_heads} attend; give it one"
+                     " for all, or one for each")
+  return keys._replace(mask_BHTS=masks.combine(mask_BHTS, visible_BHTS))
 
 
 def visible_to_groups(

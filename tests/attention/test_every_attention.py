@@ -201,6 +201,25 @@ def test_cross_attention_ignores_padded_keys(kind):
   assert np.abs(expected[0] - expected[1]).max() > 1e-2
 
 
+@pytest.mark.parametrize("kind", tiered(kind for kind in ATTENTIONS
+                                        if kind not in (*SELF_ONLY, "damcha", "dcmha")))
+def test_keys_and_values_of_other_widths_have_heads_as_wide_as_the_queries(kind):
+  keys, values = (jnp.zeros((B, 5, width)) for width in (24, 8))
+  init = lambda: make(kind, causal=None).init_with_output(jax.random.key(0), X, keys, values)
+  output, state = jax.eval_shape(init)
+  assert output.shape == X.shape
+  if kind == "mha":
+    flax = nn.MultiHeadDotProductAttention(H)
+    expected = jax.eval_shape(lambda: flax.init(jax.random.key(0), X, keys, values))
+    assert state == expected
+
+
+@pytest.mark.parametrize("kind", SELF_ONLY)
+def test_masks_of_other_heads_are_named(kind):
+  with pytest.raises(ValueError, match="mask is for 3 heads, but 4 attend"):
+    make(kind).init(jax.random.key(0), X, mask=np.ones((B, 3, T, T), bool))
+
+
 @pytest.mark.parametrize("kind", [*SELF_ONLY, "dcmha_all"])
 def test_what_cannot_cross_attend_says_what_to_do(kind):
   with pytest.raises(ValueError, match="use "):

@@ -214,8 +214,8 @@ def _what_blocks_show(drifts: list[reporting.Row]) -> str:
              for metric in DRIFT}
   smallest = min(row["value"] for row in drifts if row["metric"] == "block_drift")
   is_rounding = largest["block_spread"] < 1e-4 * smallest
-  cause = ("rounding" if is_rounding else
-           "more than rounding: weight decay or block_ablation_train told them apart")
+  cause = ("rounding" if is_rounding else "more than float32's rounding: weight decay, "
+           "block_ablation_train or a narrower param_dtype told them apart")
   return textwrap.fill(
       "What leaving out blocks can and cannot show. The metric of head i is m_i = sum_j M_ij, so "
       "every block of a row gets the same gradient, and Adam, which treats all entries alike, the "

@@ -39,8 +39,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
   parser = argparse.ArgumentParser(prog="python -m damcha_jax.evaluation.weights",
                                    description=__doc__.split("\n", maxsplit=1)[0])
   parser.add_argument("kind", nargs="?", choices=("inception", "bart"))
-  parser.add_argument("path", nargs="?", help="the Inception file, or BART's directory")
-  parser.add_argument("--output", help="a .safetensors file to write (inception)")
+  parser.add_argument("path", nargs="?", type=_path, help="the Inception file, or BART's directory")
+  parser.add_argument("--output", type=_path, help="a .safetensors file to write (inception)")
   parser.add_argument("--allow_other_weights", action="store_true",
                       help="also take weights other than the published ones")
   args = parser.parse_args(argv)
@@ -54,6 +54,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     print(f"error: {error}", file=sys.stderr)
     return error.exit_status
   return 0
+
+
+def _path(text: str) -> str:
+  try:
+    return str(Path(text).expanduser())
+  except RuntimeError as error:  # a user that does not exist
+    raise argparse.ArgumentTypeError(f"{text}: {error}") from error
 
 
 def listing() -> str:

@@ -65,6 +65,8 @@ def test_bart_is_checked_with_its_tokenizer(tmp_path, capsys) -> None:
     ["gpt2", "x"],
     ["bart", "x", "--output=y.safetensors"],
     ["inception", "x", "--output=y.npz"],
+    ["inception", "~no-such-user/x"],
+    ["inception", "x", "--output=~no-such-user/y.safetensors"],
 ])
 def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
   with pytest.raises(SystemExit) as caught:

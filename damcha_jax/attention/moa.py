@@ -48,7 +48,7 @@ class MixtureOfHeadsAttention(CheckedOptions, AttentionBase):
     switch_coefficient, z_coefficient, cv_coefficient: of the losses; 0 leaves one out.
     dispatch: 'dense' computes the projections of all experts and keeps the chosen ones, which any
       backend does well and shards; 'sorted' computes the chosen ones alone, with queries sorted by
-      expert (`jax.lax.ragged_dot`: fast on TPU, slow on CPU). Same numbers.
+      expert (`jax.lax.ragged_dot`: fast on TPU, slow on CPU, not under vmap). Same numbers.
   """
 
   num_experts: Optional[int] = None

@@ -6,7 +6,7 @@ failure is one line on stderr.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import importlib.util
@@ -40,6 +40,7 @@ CONFIG_CLASSES = {"gpt2_enwik8": LanguageModelConfig, "image_generation": ImageG
 COSTS = {"num_params": "1", "model_flops_per_step": "FLOP", "train_seconds": "s"}
 Results = dict[tuple[str, int], dict[str, Any]]  # by attention and seed
 Tasks = dict[tuple[str, int], Task]
+Finding = tuple[Measurement, Optional[float]]  # beside the paper's figure
 
 
 def launch(train_and_evaluate: Callable[[ConfigDict, Path], Any], experiment: str,
@@ -320,6 +321,18 @@ def claim(directory: Workdir, config: Any,
                            "choose another workdir, or use the same value to resume")
     directory.write_json("config.json", wanted)
     directory.record_versions()
+
+
+def kept(directory: Path, find: Callable[[], Iterable[Finding]], **given: Any) -> list[Finding]:
+  """The findings in `directory`'s `result.json`, or new ones if it has none for what is `given`."""
+  workdir = Workdir(directory)
+  with workdir.locked():
+    result = workdir.read_json("result.json", keys=("findings",))
+    if result is None or {key: result.get(key) for key in given} != given:
+      findings = [(dataclasses.asdict(one), paper) for one, paper in find()]
+      result = {**given, "findings": findings}
+      workdir.write_json("result.json", result)
+  return [(Measurement(**one), paper) for one, paper in result["findings"]]
 
 
 def _entries(contents: Mapping[str, Any], key: str) -> list[str]:

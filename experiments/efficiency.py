@@ -9,8 +9,8 @@ program's; times are measured here, all attentions in turn. The paper's figures 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any, Optional
@@ -37,8 +37,6 @@ TABLE2_SIZES = {"batch_size": 1, "num_layers": 4, "num_heads": 8, "features": 12
 TABLE2_LENGTHS = {"cifar10": 64, "cifar100": 64, "common_gen": 128, "wmt14": 256}
 TABLE2_METRICS = {"gflops": "gflops", "peak_memory": "memory", "latency": "latency_ms"}
 
-Finding = tuple[Measurement, Optional[float]]  # beside the paper's figure
-
 
 def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]:
   """Counts and measures, and writes `summary.json` and `figures/` into `workdir`.
@@ -53,15 +51,17 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
     raise ConfigError("step times are relative to mha; add it to config key 'attentions'")
   common.claim(Workdir(workdir), config)
   table2 = json.loads(common.PAPER.read_text(encoding="utf-8"))["table2"]
+  # Times mean something beside those of the same rounds only, so an added attention or seed measures
+  # all anew.
+  kept = functools.partial(common.kept, attentions=config.attentions, seeds=list(config.seeds))
   findings = []
   for shape, stacks in zip(config.shapes, contenders, strict=True):
-    findings += _kept(workdir / "-".join(filter(None, (shape.dataset, shape.variant))), config,
-                      lambda: [_beside(table2, one) for one in measure(config, shape, stacks)])
+    findings += kept(workdir / "-".join(filter(None, (shape.dataset, shape.variant))),
+                     lambda: [_beside(table2, one) for one in measure(config, shape, stacks)])
   if config.scaling is not None:
-    findings += _kept(workdir / "formulas", config, lambda: list(scaling.formulas(config)))
+    findings += kept(workdir / "formulas", lambda: scaling.formulas(config))
     for axis in scaling.AXES:
-      findings += _kept(workdir / f"scaling-{axis}", config,
-                        lambda: list(scaling.along(config, axis)))
+      findings += kept(workdir / f"scaling-{axis}", lambda: scaling.along(config, axis))
   rows = _rows(findings, config)
   if common.is_primary():
     if config.scaling is not None:
@@ -74,25 +74,7 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
   return rows
 
 
-def _kept(directory: Path, config: EfficiencyConfig,
-          find: Callable[[], list[Finding]]) -> list[Finding]:
-  """The findings in `directory`'s `result.json`, or new ones if it has none for these attentions.
-
-  Times mean something beside those of the same rounds only, so an added attention or seed measures
-  all anew.
-  """
-  workdir = Workdir(directory)
-  wanted = {"attentions": config.attentions, "seeds": list(config.seeds)}
-  with workdir.locked():
-    result = workdir.read_json("result.json")
-    if result is None or {key: result.get(key) for key in wanted} != wanted:
-      findings = [(dataclasses.asdict(one), paper) for one, paper in find()]
-      result = {**wanted, "findings": findings}
-      workdir.write_json("result.json", result)
-  return [(Measurement(**one), paper) for one, paper in result["findings"]]
-
-
-def _beside(table2: dict[str, Any], one: Measurement) -> Finding:
+def _beside(table2: dict[str, Any], one: Measurement) -> common.Finding:
   """A measurement with the paper's figure, if Table 2 has one."""
   if one.variant is not None or one.metric not in TABLE2_METRICS:
     return one, None
@@ -104,7 +86,7 @@ def _beside(table2: dict[str, Any], one: Measurement) -> Finding:
   return one, figure
 
 
-def _rows(findings: list[Finding], config: EfficiencyConfig) -> list[reporting.Row]:
+def _rows(findings: list[common.Finding], config: EfficiencyConfig) -> list[reporting.Row]:
   figures = dict(findings)
   rows = reporting.summary_rows(figures, False, figures.get)
   of_its_size = {shape.dataset for shape in config.shapes if is_table2s(shape)}

@@ -70,7 +70,8 @@ def _parameters(sizes: ScalingConfig) -> Iterator[tuple[Measurement, float]]:
 def _generator_over_layers(config: EfficiencyConfig) -> Iterator[tuple[Measurement, float]]:
   """D.2 has f_theta run once whatever N: so it is if the stack shares its metrics."""
   for sharing in ("stack", "generator"):
-    own = dataclasses.replace(config, damcha=dataclasses.replace(config.damcha, sharing=sharing))
+    damcha = dataclasses.replace(config.damcha, sharing=sharing, metric="generated")
+    own = dataclasses.replace(config, damcha=damcha)
     sizes = config.scaling.num_layers
     flops = []
     for num_layers in sizes:

@@ -16,11 +16,9 @@ from damcha_jax.config.sections import (AuthorsConfig, CheckpointConfig, ColmhaC
 _POSITIVE = ("context_length", "model.num_layers", "model.num_heads", "model.features",
              "model.mlp_features", "model.vocab_size", "damcha.stride", "dcmha.rank",
              "authors.expert_factor", "authors.local_window")
-_FRACTIONS = ("model.dropout_rate", "model.attention_dropout_rate", "optimizer.b1", "optimizer.b2")
-_NOT_NEGATIVE = ("optimizer.learning_rate", "optimizer.end_learning_rate_factor", "optimizer.eps",
-                 "optimizer.weight_decay", "optimizer.clip_norm", "checkpoint.keep_best",
-                 "mma.local_window", "moa.switch_coefficient", "moa.z_coefficient",
-                 "moa.cv_coefficient")
+_FRACTIONS = ("model.dropout_rate", "model.attention_dropout_rate")
+_NOT_NEGATIVE = ("checkpoint.keep_best", "mma.local_window", "moa.switch_coefficient",
+                 "moa.z_coefficient", "moa.cv_coefficient")
 _POSITIVE_OR_NONE = ("tha.num_key_heads", "tha.num_softmax_heads", "tha.num_value_heads",
                      "tha.key_head_features", "tha.value_head_features", "tha.query_chunk",
                      "dcmha.window", "dcmha.query_chunk", "colmha.key_features", "moa.num_experts",

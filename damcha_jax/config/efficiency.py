@@ -74,6 +74,9 @@ class EfficiencyConfig:
       if not 0 < len(values) == len(set(values)):
         raise ConfigError(f"config key '{name}' must name at least one entry and none twice, not "
                           f"{values}")
+    if not all(0 <= seed < 2**63 for seed in self.seeds):
+      raise ConfigError("config key 'seeds' must hold numbers from 0 to 2^63 - 1, not "
+                        f"{self.seeds}")
     if self.num_rounds < 1:
       raise ConfigError(f"config key 'num_rounds' must be positive, not {self.num_rounds}")
     names = [(shape.dataset, shape.variant) for shape in self.shapes]
@@ -105,9 +108,9 @@ def _check_shape(shape: ShapeConfig, key: str) -> None:
 def _check_scaling(scaling: ScalingConfig) -> None:
   for name in ("context_lengths", "features", "num_heads", "num_layers"):
     values = getattr(scaling, name)
-    if len(values) < 2 or min(values) < 1:
-      raise ConfigError(f"config key 'scaling.{name}' must hold at least two positive sizes, not "
-                        f"{values}")
+    if not 1 < len(values) == len(set(values)) or min(values) < 1:
+      raise ConfigError(f"config key 'scaling.{name}' must hold at least two positive sizes, each "
+                        f"once, not {values}")
   pairs = itertools.product((*scaling.features, scaling.shape.features),
                             (*scaling.num_heads, scaling.shape.num_heads))
   if any(features % heads for features, heads in pairs):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal, Optional
+
+from damcha_jax.config.conversion import require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,6 +157,14 @@ class OptimizerConfig:
   weight_decay: float
   clip_norm: float
   accumulation_steps: int
+
+  def __post_init__(self):
+    for name in ("b1", "b2"):
+      value = getattr(self, name)
+      require(0 <= value < 1, f"optimizer.{name}={value} must be at least 0 and below 1")
+    for name in ("learning_rate", "end_learning_rate_factor", "eps", "weight_decay", "clip_norm"):
+      value = getattr(self, name)
+      require(0 <= value < math.inf, f"optimizer.{name}={value} must be at least 0 and finite")
 
 
 @dataclasses.dataclass(frozen=True)

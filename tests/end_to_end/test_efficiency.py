@@ -88,6 +88,7 @@ def test_complete_shapes_are_only_read_and_lost_ones_are_measured_again(small, c
 
 def test_scaling_agrees_with_the_formulas(tmp_path):
   config = _config(costs, attentions="mha", shapes=())
+  config.damcha.metric = "static"  # which has no generator; what is said of it is said nonetheless
   efficiency.train_and_evaluate(config, tmp_path)
   rows = _rows(tmp_path)
   residuals = {key[2]: row["value"] for key, row in rows.items() if key[3] == "table7_residual"}
@@ -139,6 +140,11 @@ def test_an_attention_that_is_left_out_has_a_row_that_says_why(tmp_path):
     ("--config.attentions=mha,mah", "unknown attention 'mah'"),
     ("--config.attentions=damcha", "relative to mha"),
     ("--config.num_rounds=0", "'num_rounds' must be positive"),
+    ("--config.seeds=(-1,)", "'seeds' must hold numbers from 0 to 2^63 - 1, not (-1,)"),
+    ("--config.scaling.features=(8,)", "at least two positive sizes, each once, not (8,)"),
+    ("--config.scaling.context_lengths=(8,8)", "each once, not (8, 8)"),
+    ("--config.optimizer.b1=2.0", "optimizer.b1=2.0 must be at least 0 and below 1"),
+    ("--config.optimizer.clip_norm=-1.0", "optimizer.clip_norm=-1.0 must be at least 0"),
     ("--config.damcha.form=full_width", "rowsum"),
 ])
 def test_a_bad_config_is_one_line(tmp_path, override, message, monkeypatch, capsys):

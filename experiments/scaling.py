@@ -37,14 +37,14 @@ def is_point(row: reporting.Row) -> bool:
 
 def plot(rows: Iterable[reporting.Row], directory: Path) -> None:
   """Writes `<metric>_<axis>.png`: one line per attention."""
-  curves: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
+  curves: dict[tuple[str, str, str], dict[str, list[tuple[float, float]]]] = {}
   for row in filter(is_point, rows):
     if row["metric"] in GROWING:
       axis, _, size = row["variant"].partition("=")
-      lines = curves.setdefault((row["metric"], axis), {})
+      lines = curves.setdefault((row["metric"], row["unit"], axis), {})
       lines.setdefault(row["attention"], []).append((int(size), row["value"]))
-  for (metric, axis), lines in curves.items():
-    reporting.plot_log_log(directory / f"{metric}_{axis}.png", lines, axis, metric)
+  for (metric, unit, axis), lines in curves.items():
+    reporting.plot_log_log(directory / f"{metric}_{axis}.png", lines, axis, f"{metric} ({unit})")
 
 
 def _table7(sizes: ScalingConfig) -> Iterator[tuple[Measurement, None]]:

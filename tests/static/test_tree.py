@@ -9,6 +9,7 @@ import typing
 
 from damcha_jax.config.ablations import DATASETS
 from damcha_jax.config.efficiency import EfficiencyConfig
+from damcha_jax.config.theory import TheoryConfig
 from damcha_jax.training import sharding
 from experiments import common
 
@@ -80,5 +81,5 @@ def test_every_config_key_is_read():
   if "attention_names" in read:  # a property that reads it
     read.add("attentions")
   read |= set(sharding.AXES) | set(DATASETS)  # sections whose keys are read by these names
-  for cls in (*common.CONFIG_CLASSES.values(), EfficiencyConfig):
+  for cls in (*common.CONFIG_CLASSES.values(), EfficiencyConfig, TheoryConfig):
     assert _fields(cls) - read == set()

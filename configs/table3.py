@@ -15,7 +15,7 @@ The same with generators as wide as the model.
 
   python -m experiments.ablations --config=configs/table3.py:cpu
 
-Half an hour on two cores, on images and concept sets that ship with the package.
+Some 45 minutes on two cores, on images and concept sets that ship with the package.
 
   python -m experiments.ablations --config=configs/table3.py:smoke
 

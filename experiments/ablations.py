@@ -213,17 +213,17 @@ def _what_blocks_show(drifts: list[reporting.Row]) -> str:
   largest = {metric: max(row["value"] for row in drifts if row["metric"] == metric)
              for metric in DRIFT}
   smallest = min(row["value"] for row in drifts if row["metric"] == "block_drift")
+  moved = " to ".join(dict.fromkeys(f"{rms:.2g}" for rms in (smallest, largest["block_drift"])))
   is_rounding = largest["block_spread"] < 1e-4 * smallest
   cause = ("rounding" if is_rounding else "more than float32's rounding: weight decay, "
            "block_ablation_train or a narrower param_dtype told them apart")
   return textwrap.fill(
       "What leaving out blocks can and cannot show. The metric of head i is m_i = sum_j M_ij, so "
       "every block of a row gets the same gradient, and Adam, which treats all entries alike, the "
-      f"same updates. Here training moved the blocks by {smallest:.2g} to "
-      f"{largest['block_drift']:.2g} (`block_drift`, a root mean square over the last layers of "
-      f"f_theta), and those of one row apart by at most {largest['block_spread_max']:.2g} "
-      f"(`block_spread_max`), which is {cause}; at the start they were up to "
-      f"{largest['block_difference']:.2g} apart (`block_difference`), and still are. What was "
+      f"same updates. Here training moved the blocks by {moved} (`block_drift`, a root mean square "
+      "over the last layers of f_theta), and those of one row apart by at most "
+      f"{largest['block_spread_max']:.2g} (`block_spread_max`), which is {cause}; at the start they "
+      f"were up to {largest['block_difference']:.2g} apart (`block_difference`), and still are. What was "
       "learned is thus in all H blocks of a row in equal parts. Inference with the diagonal alone "
       "keeps 1/H of it and one of H initial values, off-diagonal the other (H-1)/H. If that makes "
       "a model worse, its metric has the wrong size and lost initial values that the rest was "

@@ -82,7 +82,7 @@ def test_the_report_says_what_leaving_out_blocks_can_show_and_not_more_than_was_
   report = lambda **more: " ".join(ablations._report(config, [
       {**row, "metric": metric, "value": value} for metric, value in {**drifts, **more}.items()
   ]).split())
-  assert "by 0.25 to 0.25" in report() and "at most 1e-08" in report()
+  assert "moved the blocks by 0.25 (" in report() and "at most 1e-08" in report()
   assert "which is rounding" in report() and "up to 0.12 apart" in report()
   assert "more than float32's rounding: weight decay" in report(block_spread=1e-3)
   assert "What leaving out blocks" not in ablations._report(config, [

@@ -225,14 +225,14 @@ def _what_blocks_show(drifts: list[reporting.Row]) -> str:
       f"{largest['block_spread_max']:.2g} (`block_spread_max`), which is {cause}; at the start "
       f"they were up to {largest['block_difference']:.2g} apart (`block_difference`), and still "
       "are. What was learned is thus in all H blocks of a row in equal parts. Inference with the "
-      "diagonal alone keeps 1/H of it and one of H initial values, off-diagonal the other (H-1)/H. "
-      "If that makes a model worse, its metric has the wrong size and lost initial values that the "
-      "rest was trained around. It does not show that off-diagonal blocks hold interactions "
-      "between heads that diagonal ones lack: no training on their sum can tell them apart. The "
-      "control is `shifted`, one other block of each row in place of the diagonal one, which must do as well "
-      "as the diagonal, up to the luck of initial values. A model that is trained without them "
-      "(`block_ablation_train`) has the same functions to choose from, and differs in how its "
-      "metric starts and how fast it learns.", width=100)
+      "diagonal alone keeps 1/H of it and one of H initial values, off-diagonal the other "
+      "(H-1)/H. If that makes a model worse, its metric has the wrong size and lost initial "
+      "values that the rest was trained around. It does not show that off-diagonal blocks hold "
+      "interactions between heads that diagonal ones lack: no training on their sum can tell them "
+      "apart. The control is `shifted`, one other block of each row in place of the diagonal one, "
+      "which must do as well as the diagonal, up to the luck of initial values. A model that is "
+      "trained without them (`block_ablation_train`) has the same functions to choose from, and "
+      "differs in how its metric starts and how fast it learns.", width=100)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ _NOT_PRINTED = ("output_error", "best_error", "bound_from_rank", "excess_risk_up
 def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]:
   """Checks all, and writes `summary.json` and `figures/` into `workdir`.
 
-  What a part finds with a seed is kept in `<workdir>/<part>/seed<k>/result.json`; an interrupted run
-  goes on with the next. `<workdir>/costs` is a workdir of `experiments.efficiency`.
+  What a part finds with a seed is kept in `<workdir>/<part>/seed<k>/result.json`; an interrupted
+  run goes on with the next. `<workdir>/costs` is a workdir of `experiments.efficiency`.
   """
   costs, config = config.costs, freeze(config, TheoryConfig)
   common.claim(Workdir(workdir), config, extensible=("seeds",))
@@ -49,7 +49,8 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
   figures = dict(findings)
   rows = reporting.summary_rows(figures, False, figures.get)
   if common.is_primary():
-    print(reporting.format_table([row for row in rows if row["metric"] not in _NOT_PRINTED]) + "\n")
+    print(reporting.format_table([_by_attention(row) for row in rows
+                                  if row["metric"] not in _NOT_PRINTED]) + "\n")
   rows += efficiency.train_and_evaluate(costs, workdir / "costs")
   if common.is_primary():
     theory_figures.draw(rows, config, workdir / "figures")
@@ -57,6 +58,11 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
                             f"{config.name}:{config.size}", rows)
     print(f"\nThe summary of all and its figures are in {workdir}")
   return rows
+
+
+def _by_attention(row: reporting.Row) -> reporting.Row:
+  """So that a block of the table has the variants of one attention."""
+  return {**row, "attention": row["variant"], "variant": row["attention"]}
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-import re
 
+from damcha_jax.analysis import closed_forms
 from damcha_jax.analysis.closed_forms import Size
-from damcha_jax.analysis.scaling import paper_flops
+from damcha_jax.config.efficiency import ShapeConfig
 from damcha_jax.config.theory import TheoryConfig
 from damcha_jax.reporting import Row
 from damcha_jax.theory import figures
@@ -75,8 +75,8 @@ def _excess_risk(rows: Sequence[Row], config: TheoryConfig) -> Figure:
             rows, "c2_contexts", attention, metric, "rank", f"K={num_contexts}", condition)
     panels.append(Panel(f"K={num_contexts}", "rank of the metrics [1]", _RISK, curves))
   return ("Excess risk of the best metrics of a rank, and the theorem's lower bound (C.2)",
-          "No static metric is below the bound; what is left of it with one context (K=1) is due to "
-          "rank alone, and at full rank to adaptivity alone.", panels)
+          "No static metric is below the bound; what is left of it with one context (K=1) is due "
+          "to rank alone, and at full rank to adaptivity alone.", panels)
 
 
 def _heterogeneity(rows: Sequence[Row], config: TheoryConfig) -> Figure:
@@ -88,8 +88,8 @@ def _heterogeneity(rows: Sequence[Row], config: TheoryConfig) -> Figure:
   curves["bound of MHA"] = _curve(rows, "c2_heterogeneity", "static", "lower_bound",
                                   "heterogeneity")
   return ("Excess risk by how much contexts differ (C.2)",
-          "The adaptive metric of full width and rank has zero; the head-slice form, which lacks "
-          "all blocks but one, is above multi-head attention until contexts differ much.",
+          "Metrics of full width and rank that adapt have zero, as the theorem says of DAMCHA; head "
+          "slices lack all of a metric's blocks but one, and adapting does not make up for it.",
           [Panel(f"K={config.contexts.num_contexts[-1]}", "heterogeneity of the metrics [1]", _RISK,
                  curves)])
 
@@ -113,8 +113,8 @@ def _growth(rows: Sequence[Row], config: TheoryConfig) -> Figure:
   del config
   curve = _curve(rows, "c2_growth", "softmax", "growth_constant", "R")
   return ("Assumption 3 through a softmax (C.2)",
-          "A quadratic lower bound would need a constant; the likelihood of attention weights grows "
-          "linearly, so the largest mu falls like 1/R.",
+          "A quadratic lower bound would need a constant; the likelihood of attention weights "
+          "grows linearly, so the largest mu falls like 1/R.",
           [Panel("Excess log-likelihood risk", "distance R from the best metric [1]",
                  "2 excess / R^2 [nats]", {"least over directions": curve}, "log", "log")])
 
@@ -129,15 +129,23 @@ def _costs(rows: Sequence[Row], config: TheoryConfig) -> Figure:
       if not measured.points:  # a size that measures nothing
         continue
       curves[attention] = measured
-      formula = [paper_flops(attention, Size(int(point.x), shape.features, shape.num_heads),
-                             shape.damcha_widths) for point in measured.points]
-      scale = measured.points[-1].y / formula[-1]
-      curves[f"{attention}, Table 7 through the last"] = Curve(
+      gflops = [_formula(attention, int(point.x), shape) for point in measured.points]
+      scale = measured.points[-1].y / gflops[-1] if metric == "latency" else 1.0
+      curves[f"{attention}, formula"] = Curve(
           [Point(point.x, scale * value)
-           for point, value in zip(measured.points, formula, strict=True)], theorem=True)
+           for point, value in zip(measured.points, gflops, strict=True)], theorem=True)
     if curves:
       panels.append(Panel(f"D={shape.features}, H={shape.num_heads}", "length T [tokens]", label,
                           curves, "log", "log"))
-  return ("One layer's costs beside Table 7 (D)",
-          "Terms of the paper's formulas with every constant at one, scaled to the largest size; "
-          "exact fits are in the rows table7_residual.", panels)
+  return ("One layer's costs beside their formulas (D)",
+          "Operations are those of Table 7 with its constants; times, beside the same formulas "
+          "scaled to the longest sequence, follow them only roughly.", panels)
+
+
+def _formula(attention: str, length: int, shape: ShapeConfig) -> float:
+  """GFLOPs by Table 7, with the constants that it leaves out and the generator."""
+  size = Size(length, shape.features, shape.num_heads)
+  layer = closed_forms.FORMS[attention](size)
+  if attention == "damcha":
+    layer += closed_forms.generator(size, shape.damcha_widths)
+  return closed_forms.stack(layer, size, shape.num_layers, shape.mlp_features).flops / 1e9

@@ -36,7 +36,8 @@ def embedding(config: TheoryConfig, seed: int) -> Iterator[Finding]:
   for shape in config.embedding.shapes:
     size = Size(*shape)
     for dtype in (jnp.float32, jnp.float64):
-      with jax.enable_x64(dtype == jnp.float64):
+      # Accelerators round products of float32 unless told otherwise.
+      with jax.enable_x64(dtype == jnp.float64), jax.default_matmul_precision("highest"):
         differences = {
             ("damcha_full_width", "converted"): equivalence.converted_difference,
             ("damcha_full_width", "constant metric"): equivalence.constant_metric_difference,
@@ -75,7 +76,8 @@ def strictness(config: TheoryConfig, seed: int) -> Iterator[Finding]:
       yield _one("c1_strictness", "low_rank_metric", name, float(value), seed, f"rank={rank}",
                  "relative Frobenius distance from a metric of full rank"), None
   size = Size(sizes.length, sizes.features, sizes.num_heads)
-  errors = equivalence.full_rank_errors(size, sizes.num_starts, seed, jnp.float32)
+  with jax.default_matmul_precision("highest"):
+    errors = equivalence.full_rank_errors(size, sizes.num_starts, seed, jnp.float32)
   for attention, value in zip(("damcha_full_width", "mha"), errors, strict=True):
     yield _one("c1_strictness", attention, "score_error", value, seed, _name(size),
                "of the scores of metrics of full rank"), 0.0 if attention != "mha" else None

@@ -10,7 +10,7 @@ from damcha_jax.config.efficiency import EfficiencyConfig
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingConfig:
-  """C.1, Step 1: multi-head attention as a full-width DAMCHA, and what the head-slice form lacks."""
+  """C.1, Step 1: multi-head attention as full-width DAMCHA, and what the head-slice form lacks."""
 
   shapes: tuple[tuple[int, int, int], ...]  # T, D and H
   num_instances: int  # random weights and inputs per shape and seed

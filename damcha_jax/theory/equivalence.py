@@ -5,8 +5,8 @@ C.1 compares functions of the input before the softmax, with any D x D matrix as
     multi-head   S_i(X) = X M_i X^T / sqrt(K),     M_i = A_i B_i^T,  A_i, B_i [D, K]  (rank <= K)
     DAMCHA       S_i(X) = X m_i(X) X^T / sqrt(K),  m_i(X) [D, D]
 
-which is DAMCHA's full-width form. In the head-slice form m_i is K x K, that is, D x D with one block
-that is not zero: E_i m_i E_i^T, E_i [D, K] the columns of slice i of the identity.
+which is DAMCHA's full-width form. In the head-slice form m_i is K x K, that is, D x D with only one
+block that is not zero: E_i m_i E_i^T, E_i [D, K] the columns of slice i of the identity.
 """
 
 from __future__ import annotations

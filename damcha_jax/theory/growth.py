@@ -1,7 +1,8 @@
 """Assumption 3 of Appendix C.2 where scores go through a softmax: it does not hold.
 
 It asks for a mu > 0 with r(M) - r(M*) >= mu/2 ||M - M*||_F^2 for all M. For attention weights
-p_M = softmax(x^T M Y^T), learned by their log-likelihood, the excess risk at M* + R U, ||U||_F = 1, is
+p_M = softmax(x^T M Y^T) that are learned by their log-likelihood, the excess risk at M* + R U, with
+||U||_F = 1, is
 
     e(R) = E KL(p_{M*} || p_{M* + R U})  <=  2 R E max_s |x^T U y_s|
 
@@ -9,8 +10,8 @@ so it grows linearly, and the best mu within a distance R falls like 1 / R. Wher
 normalised, y_s^T 1 = 0, the direction U = v 1^T changes nothing at all: mu = 0, and no minimiser is
 unique (Assumption 2).
 
-What does hold: r is convex in M, so e(R) >= (R / R_0) e(R_0) for R >= R_0, and with the mu that holds
-within R_0,
+What does hold: r is convex in M, so e(R) >= (R / R_0) e(R_0) for R >= R_0, and with the mu that
+holds within R_0,
 
     r(M) - r(M*) >= mu/2 min(||M - M*||_F^2, R_0 ||M - M*||_F)
 
@@ -47,9 +48,12 @@ def softmax_excess(
       "nd,...de,nse->...ns", tokens[:, 0], metric, tokens[:, 1:], optimize=True)
   log_best = _log_softmax(scores(best_DD))
   moves_UNS = scores(directions_UDD)
-  excess = [np.sum(np.exp(log_best) * (log_best - _log_softmax(scores(best_DD) + radius * moves_UNS)),
-                   -1).mean(-1) for radius in radii]
-  return np.stack(excess, -1)
+
+  def excess(radius: float) -> np.ndarray:
+    log_moved = _log_softmax(scores(best_DD) + radius * moves_UNS)
+    return np.sum(np.exp(log_best) * (log_best - log_moved), -1).mean(-1)
+
+  return np.stack([excess(radius) for radius in radii], -1)
 
 
 def random_directions(num_directions: int, features: int, seed: int) -> np.ndarray:

@@ -43,20 +43,22 @@ def trained_errors(
     metric: M [D, D].
     learning_rate: at the first update; it falls to zero along a cosine.
   """
-  factors = jax.random.normal(
-      jax.random.key(seed), (num_starts, 2, metric.shape[0], rank)) / rank**0.5
-  return np.asarray(_train(jnp.asarray(metric, factors.dtype), factors, num_steps, learning_rate))
+  features = metric.shape[0]
+  factors = jax.random.normal(jax.random.key(seed), (num_starts, 2, features, rank)) / rank**0.5
+  scale = np.linalg.norm(metric) / features  # trains entries of about 1, whatever M's are
+  metric_DD = jnp.asarray(metric / scale, factors.dtype)
+  factors = np.asarray(_train(metric_DD, factors, num_steps, learning_rate), np.float64)
+  left, right = factors[:, 0], np.swapaxes(factors[:, 1], 1, 2)
+  return np.linalg.norm(metric - scale * left @ right, axis=(1, 2))
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _train(metric_DD: Array, factors: Array, num_steps: int, learning_rate: float) -> Array:
   optimizer = optax.adam(optax.cosine_decay_schedule(learning_rate, num_steps))
 
-  def distance(factors: Array) -> Array:
-    rest = metric_DD - jnp.einsum("ndk,nek->nde", factors[:, 0], factors[:, 1])
-    return jnp.linalg.norm(rest, axis=(1, 2))
-
-  loss = lambda factors: jnp.sum(distance(factors) ** 2)
+  def loss(factors: Array) -> Array:
+    found = jnp.einsum("ndk,nek->nde", factors[:, 0], factors[:, 1])
+    return jnp.sum((metric_DD - found) ** 2)
 
   def step(carry: tuple, _: None) -> tuple[tuple, None]:
     factors, state = carry
@@ -64,4 +66,4 @@ def _train(metric_DD: Array, factors: Array, num_steps: int, learning_rate: floa
     return (factors + updates, state), None
 
   (factors, _), _ = jax.lax.scan(step, (factors, optimizer.init(factors)), None, num_steps)
-  return distance(factors)
+  return factors

@@ -96,6 +96,17 @@ def test_head_slices_that_adapt_can_be_worse_than_static_metrics_of_a_heads_rank
   assert metric_risk.excess_risk(problem, moved) > risk
 
 
+def test_head_slices_have_the_metrics_that_lie_in_their_slices() -> None:
+  problem = _problem()
+  in_slices = np.kron(np.eye(H), np.ones((D // H, D // H))).reshape(H, D // H, D)
+  inside = np.zeros((H, D, D))
+  for head in range(H):
+    inside[head, head * D // H:(head + 1) * D // H] = in_slices[head]
+  problem = dataclasses.replace(problem, metric_CHDD=problem.metric_CHDD * inside)
+  assert metric_risk.excess_risk(problem, metric_risk.best_head_slice(problem)) < 1e-20
+  assert metric_risk.excess_risk(problem, metric_risk.best_static(problem, D // H)) > 0.1
+
+
 def test_a_trained_generator_comes_near_the_best_if_it_sees_the_context() -> None:
   problem = _problem(2, condition=1.0)
   training = Training(length=8, noise=0.5, widths=(16,), num_steps=600, batch_size=16,

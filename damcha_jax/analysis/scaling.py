@@ -17,7 +17,7 @@ from damcha_jax.attention import core
 from damcha_jax.attention.damcha import DamchaAttention
 from damcha_jax.attention.mha import MultiHeadAttention
 from damcha_jax.metric.blocks import row_sum
-from damcha_jax.metric.generator import apply_metric
+from damcha_jax.metric.application import apply_metric
 from damcha_jax.metric.generator import MetricGenerator
 from damcha_jax.models.stack import BlockStack
 

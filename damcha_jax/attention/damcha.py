@@ -25,9 +25,10 @@ import jax.numpy as jnp
 
 from damcha_jax.attention import masks
 from damcha_jax.attention.base import Array, AttentionBase, Inputs
+from damcha_jax.attention.metric import make_metric
+from damcha_jax.attention.metric import Metric
 from damcha_jax.metric import context as context_lib
 from damcha_jax.metric.context import Contexts
-from damcha_jax.metric.generator import apply_metric
 from damcha_jax.metric.generator import MetricGenerator
 
 CONTEXTS = ("prefix", "sequence", "learned")
@@ -36,22 +37,6 @@ FORMS = ("head_slice", "full_width")
 
 class FutureLeakError(ValueError):
   """A causal model was about to be built on a context that contains the future."""
-
-
-class Metric(NamedTuple):
-  """A metric ready to apply: m [H, K, L] or [B, C, H, K, L], and where its contexts' queries sit."""
-
-  m: Array
-  contexts: Optional[Contexts]
-
-  def sow(self, module: nn.Module) -> None:
-    """Stores m [B, C', H, K, L] of at most 8 contexts per row, for analysis, if that is asked for."""
-    if self.m.ndim == 5:
-      every = -(-self.m.shape[1] // 8)
-      module.sow("intermediates", "metric", self.m[:, ::every])
-
-  def apply(self, x_BTHK: Array) -> Array:
-    return apply_metric(x_BTHK, self.m, self.contexts)
 
 
 def check_no_future_leak(context: str, causal: Optional[bool], allow_future_leak: bool) -> None:
@@ -161,7 +146,7 @@ class DamchaAttention(AttentionBase):
       segment_ids: Optional[Array] = None,
       bias: Optional[Array] = None,
       metric: Optional[Metric] = None,
-      generate: Optional[Callable[[Array], Array]] = None,
+      shared_generator: Optional[nn.Module] = None,
       layer_index: Any = None,
       deterministic: Optional[bool] = None,
       dropout_rng: Optional[Array] = None,
@@ -171,9 +156,9 @@ class DamchaAttention(AttentionBase):
 
     The context comes from `inputs_q`, and restarts with each document of a packed row, whether
     `segment_ids` or a `mask` that splits the row says so (while decoding there is one). A stack
-    that shares passes `metric` (one metric for all its layers) or `generate` (its generator,
-    applied to this layer's own contexts). `layer_index` reaches this attention's own generator,
-    should that have a part per layer.
+    that shares passes `metric` (one metric for all its layers) or `shared_generator` (bound, to be
+    applied to this layer's own contexts). `layer_index` reaches the generator, should that have a
+    part per layer.
     """
     inputs = self.prepare(
         inputs_q, inputs_k, inputs_v, mask, padding_mask, query_padding_mask, key_padding_mask,
@@ -188,7 +173,7 @@ class DamchaAttention(AttentionBase):
     dtype = self.dtype or inputs_q.dtype
     query_BTD, key_BSD = inputs.query_BTD.astype(dtype), inputs.key_BSD.astype(dtype)
     if metric is None:
-      metric = self._metric(self._with_documents(inputs, mask), generate, layer_index)
+      metric = self._metric(self._with_documents(inputs, mask), shared_generator, layer_index)
     if self.form == "head_slice":
       query, key, scale = self._head_slices(query_BTD, key_BSD, metric)
     else:
@@ -209,21 +194,20 @@ class DamchaAttention(AttentionBase):
     return inputs._replace(segment_ids_BT=documents_BT)
 
   def _metric(
-      self, inputs: Inputs, generate: Optional[Callable], layer_index: Any
+      self, inputs: Inputs, generator: Optional[nn.Module], layer_index: Any
   ) -> Optional[Metric]:
     if self.form == "full_width" and self.update_rank == 0:
       return None
-    if generate is None:
+    if generator is None:
       generator = self.generator
       if generator is None:
         generator = self._default_generator(inputs.query_BTD.shape[-1])
       if not generator.adaptive:
         return Metric(generator(), None)
-      generate = lambda context: generator(context, layer_index)
     contexts = MetricContext(self.context, self.stride, self.decode, name="context")(
         inputs.query_BTD, inputs.valid_query_BT, inputs.segment_ids_BT
     )
-    metric = Metric(generate(contexts.vectors_BCD), contexts)
+    metric = make_metric(generator, contexts, layer_index)
     metric.sow(self)
     return metric
 

@@ -84,6 +84,7 @@ class AuthorsMetricGenerator(nn.Module):
   param_dtype: Any = jnp.float32
 
   adaptive = True  # makes a metric of its context, unlike StaticMetric
+  factorable = False
 
   def __post_init__(self):
     super().__post_init__()

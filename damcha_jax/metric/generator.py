@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from damcha_jax.metric import blocks as blocks_lib
+from damcha_jax.metric.application import Factors
 from damcha_jax.metric.context import accumulator
-from damcha_jax.metric.context import Contexts
 from damcha_jax.metric.options import check_dtypes
 from damcha_jax.metric.options import check_integers
 from damcha_jax.metric.options import check_widths
@@ -141,6 +141,7 @@ class MetricGenerator(nn.Module):
   param_dtype: Any = jnp.float32
 
   adaptive = True  # makes a metric of its context, unlike StaticMetric
+  factorable = True  # `factors` are to be had
 
   def __post_init__(self):
     super().__post_init__()
@@ -150,13 +151,15 @@ class MetricGenerator(nn.Module):
     check_dtypes(self)
 
   @nn.compact
-  def __call__(self, context: Array, layer_index: Any = None, return_blocks: bool = False) -> Array:
+  def __call__(self, context: Array, layer_index: Any = None, return_blocks: bool = False,
+               return_factors: bool = False) -> Array | Factors:
     """Maps contexts [.., D] to metrics m [.., H, K, K], summed in float32 or more.
 
     Args:
       context: [.., D].
       layer_index: unused here; generators with a per-layer part take it.
       return_blocks: return M [.., H, K, H, K] instead ('blocks' only), ablation applied.
+      return_factors: return the factors of m instead.
 
     Raises:
       ValueError: widths, preset, parameterization or ablation that do not go together.
@@ -174,12 +177,16 @@ class MetricGenerator(nn.Module):
 
     kernel, bias = self._output_layer(hidden.shape[-1], features, initializers)
     weights_HH = blocks_lib.block_weights(self.block_ablation, self.num_heads)
-    if self.parameterization == "blocks" and self.fuse_rowsum and not return_blocks:
+    fuse = (self.fuse_rowsum or return_factors) and not return_blocks
+    if self.parameterization == "blocks" and fuse:
       kernel, bias = (blocks_lib.row_sum(part, weights_HH) for part in (kernel, bias))
+    if return_factors:
+      hidden = jnp.concatenate([hidden, jnp.ones((*hidden.shape[:-1], 1), hidden.dtype)], -1)
+      return Factors(hidden, jnp.concatenate([kernel, bias[None]]).astype(dtype))
     sum_dtype = accumulator(hidden.dtype)
     metric = jnp.tensordot(hidden, kernel.astype(dtype), 1, preferred_element_type=sum_dtype)
     metric = metric + bias.astype(sum_dtype)
-    if self.parameterization == "rowsum" or (self.fuse_rowsum and not return_blocks):
+    if self.parameterization == "rowsum" or fuse:
       return metric
     if not return_blocks:
       return blocks_lib.row_sum(metric, weights_HH)
@@ -188,6 +195,23 @@ class MetricGenerator(nn.Module):
   def blocks(self, context: Array, layer_index: Any = None) -> Array:
     """M [.., H, K, H, K] for contexts [.., D] ('blocks' parameterization only)."""
     return self(context, layer_index, return_blocks=True)
+
+  def factors(self, context: Array, layer_index: Any = None) -> Factors:
+    """The factors of m for contexts [.., D]."""
+    return self(context, layer_index, return_factors=True)
+
+  def metric_shape(self, features: int) -> tuple[int, int, int]:
+    """(H, K, L) of the metrics for contexts of `features`."""
+    head_features = features // self.num_heads
+    return (self.num_heads, self.row_features or head_features,
+            self.column_features or head_features)
+
+  def num_factors(self, features: int) -> int:
+    """W, the bias included, of `factors` for contexts of `features`."""
+    return (self._widths() or (features,))[-1] + 1
+
+  def _widths(self) -> tuple[int, ...]:
+    return (2 * self.num_heads,) * 2 if self.widths is None else tuple(self.widths)
 
   def _preset(self) -> Preset:
     preset = PRESETS[self.preset]
@@ -221,7 +245,7 @@ class MetricGenerator(nn.Module):
       raise ValueError("full-width metrics have no blocks; use parameterization 'rowsum'")
 
   def _hidden(self, hidden: Array, residual: bool, initializers: Initializers) -> Array:
-    widths = (2 * self.num_heads,) * 2 if self.widths is None else tuple(self.widths)
+    widths = self._widths()
     num_residual = sum(a == b for a, b in zip(widths, widths[1:]))
     for index, width in enumerate(widths):
       fan_in = hidden.shape[-1]
@@ -247,8 +271,7 @@ class MetricGenerator(nn.Module):
       self, fan_in: int, features: int, initializers: Initializers
   ) -> tuple[Array, Array]:
     head_features = features // self.num_heads
-    rows = self.row_features or head_features
-    columns = self.column_features or head_features
+    _, rows, columns = self.metric_shape(features)
     if self.parameterization == "blocks":
       shape = (self.num_heads, rows, self.num_heads, columns)
       axes = ("heads", "metric_row", None, None)
@@ -344,59 +367,20 @@ class SharedGenerator(nn.Module):
   def __call__(self, context: Array, layer_index: Any = None) -> Array:
     return self.generator(context, layer_index)
 
+  def factors(self, context: Array, layer_index: Any = None) -> Factors:
+    return self.generator.factors(context, layer_index)
 
-def apply_metric(x_BTHK: Array, metric: Array, contexts: Optional[Contexts]) -> Array:
-  """q_i = x_i m_i(c), each query with the metric of its own context, summed in float32.
+  @property
+  def factorable(self) -> bool:
+    return self.generator.factorable
 
-  Args:
-    x_BTHK: head slices of the layer input (H may be 1: the same input for every head).
-    metric: [H, K, L] for all queries, or [B, C, H, K, L] one per context (B may be 1).
-    contexts: where the queries of `metric`'s contexts sit; unused for [H, K, L].
+  def metric_shape(self, features: int) -> tuple[int, int, int]:
+    return self.generator.metric_shape(features)
 
-  Returns:
-    q_BTHL in x's dtype; zero for queries without a context (padding).
-
-  Raises:
-    ValueError: the metric is that of other heads.
-  """
-  *_, num_heads, num_rows, _ = metric.shape
-  if x_BTHK.shape[2] not in (1, num_heads) or x_BTHK.shape[3] != num_rows:
-    raise ValueError(
-        f"the metric is for {num_heads} heads of width {num_rows}, but the attention has"
-        f" {x_BTHK.shape[2]} of width {x_BTHK.shape[3]}; give its generator the same num_heads and"
-        " width"
-    )
-  metric, sum_dtype = metric.astype(x_BTHK.dtype), accumulator(x_BTHK.dtype)
-  if metric.ndim == 5 and metric.shape[:2] == (1, 1):
-    metric = metric[0, 0]
-  if metric.ndim == 3:
-    x_BTHK = _heads(x_BTHK, metric.shape[0])
-    q = jnp.einsum("bthk,hkl->bthl", x_BTHK, metric, preferred_element_type=sum_dtype)
-    return q.astype(x_BTHK.dtype)
-  num_contexts, stride = metric.shape[1], contexts.stride
-  x_BTHK = _heads(x_BTHK, metric.shape[2])
-  batch_size, length = x_BTHK.shape[:2]
-  num_columns = num_contexts * stride
-  if contexts.column_BT is None:
-    grid = jnp.pad(x_BTHK, ((0, 0), (0, num_columns - length), (0, 0), (0, 0)))
-  else:
-    row_B1 = jnp.arange(batch_size)[:, None]
-    grid = jnp.zeros((batch_size, num_columns, *x_BTHK.shape[2:]), x_BTHK.dtype)
-    grid = grid.at[row_B1, contexts.column_BT].set(x_BTHK, mode="drop")
-  grid_BCGHK = grid.reshape(batch_size, num_contexts, stride, *grid.shape[2:])
-  q = jnp.einsum("bcghk,bchkl->bcghl", grid_BCGHK, metric, preferred_element_type=sum_dtype)
-  q_BGHL = q.astype(x_BTHK.dtype).reshape(batch_size, num_columns, *q.shape[3:])
-  if contexts.column_BT is None:
-    return q_BGHL[:, :length]
-  return q_BGHL.at[row_B1, contexts.column_BT].get(mode="fill", fill_value=0)
+  def num_factors(self, features: int) -> int:
+    return self.generator.num_factors(features)
 
 
 def _check_parameterization(parameterization: str) -> None:
   if parameterization not in PARAMETERIZATIONS:
     raise ValueError(f"parameterization {parameterization!r} is not one of {PARAMETERIZATIONS}")
-
-
-def _heads(x_BTHK: Array, num_heads: int) -> Array:
-  if x_BTHK.shape[2] == num_heads:
-    return x_BTHK
-  return jnp.broadcast_to(x_BTHK, (*x_BTHK.shape[:2], num_heads, x_BTHK.shape[3]))

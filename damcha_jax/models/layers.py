@@ -139,7 +139,8 @@ class Block(nn.Module):
     if metric is not None:
       sharing["metric"] = metric
     elif self.shared_generator is not None:
-      sharing["generate"] = self._generate(layer_index, generator_params)
+      sharing = {"shared_generator": self._bound_generator(generator_params),
+                 "layer_index": layer_index}
 
     def attend(y_BTD: Array) -> Array:
       attention = self.attention(name="attention")
@@ -168,16 +169,12 @@ class Block(nn.Module):
     x_BTD = self._residual(x_BTD, attend, "attention_norm")
     return self._residual(x_BTD, feed_forward, "mlp_norm")
 
-  def _generate(self, layer_index: Any, generator_params: Any) -> Callable[[Array], Array]:
+  def _bound_generator(self, generator_params: Any) -> nn.Module:
     """The stack's generator: with given parameters under scan, else through the shared scope."""
     if generator_params is None:
-      shared = SharedGenerator(self.shared_generator)
-      return lambda context: shared(context, layer_index)
+      return SharedGenerator(self.shared_generator)
     rngs = {"alpha": self.make_rng("alpha")} if self.has_rng("alpha") else {}
-    generator = self.shared_generator.copy(parent=None)
-    return lambda context: generator.apply(
-        {"params": generator_params}, context, layer_index, rngs=rngs
-    )
+    return self.shared_generator.copy(parent=None).bind({"params": generator_params}, rngs=rngs)
 
   def _residual(self, x_BTD: Array, layer: Callable[[Array], Array], norm_name: str) -> Array:
     norm = layer_norm(norm_name, self.partitioned, self.dtype, self.param_dtype)

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from damcha_jax.attention.damcha import check_no_future_leak
-from damcha_jax.attention.damcha import Metric
 from damcha_jax.attention.damcha import MetricContext
+from damcha_jax.attention.metric import make_metric
+from damcha_jax.attention.metric import Metric
 from damcha_jax.models.layers import Block
 from damcha_jax.models.layers import Initializers
 from damcha_jax.models.layers import make_initializers
@@ -84,7 +85,7 @@ class BlockStack(nn.Module):
       contexts = MetricContext(self.context, self.stride, self.decode, name="context")(
           x_BTD, padding_mask, segment_ids
       )
-      metric = Metric(generator(contexts.vectors_BCD), contexts)
+      metric = make_metric(generator, contexts, shared=True)
       metric.sow(self)
       generator = None
     if self.scan_layers:

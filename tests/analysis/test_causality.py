@@ -25,6 +25,7 @@ ATTENTIONS = {
     "prefix_1": DamchaAttention(H, causal=True),
     "prefix_3": DamchaAttention(H, causal=True, stride=3),
     "prefix_16": DamchaAttention(H, causal=True, stride=16),
+    "factors": DamchaAttention(H, causal=True, generator=MetricGenerator(H, (2,))),
     "learned": DamchaAttention(H, causal=True, context="learned"),
     "xla": DamchaAttention(H, causal=True, stride=3, implementation="xla"),
     "robust": DamchaAttention(H, causal=True, generator=MetricGenerator(H, preset="robust")),
@@ -45,7 +46,7 @@ def test_a_leak_is_found_in_whatever_inputs_at_the_first_perturbation():
 
 
 # The rest differ from these in nothing that a gradient could flow through.
-DIFFERENTIATED = ("mha", "prefix_3", "full_width")
+DIFFERENTIATED = ("mha", "prefix_3", "factors", "full_width")
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)

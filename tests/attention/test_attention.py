@@ -21,6 +21,7 @@ KINDS = {
     "mha": MultiHeadAttention(H),
     "prefix": DamchaAttention(H),
     "stride": DamchaAttention(H, stride=4),
+    "factors": DamchaAttention(H, generator=MetricGenerator(H, (2,))),
     "sequence": DamchaAttention(H, context="sequence", causal=False),
     "learned": DamchaAttention(H, context="learned"),
     "static": DamchaAttention(H, generator=StaticMetric(H, D)),

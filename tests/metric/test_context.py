@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from damcha_jax.metric import context as context_lib
-from damcha_jax.metric.generator import apply_metric
+from damcha_jax.metric.application import apply_metric
 
 B, T, D, H = 3, 11, 4, 2
 X = np.random.default_rng(0).normal(size=(B, T, D)).astype(np.float32)

@@ -12,7 +12,7 @@ import pytest
 
 from damcha_jax.analysis.causality import random_variables
 from damcha_jax.attention import DamchaAttention
-from damcha_jax.attention.damcha import Metric
+from damcha_jax.attention.metric import Metric
 from damcha_jax.config import ConfigError
 from damcha_jax.metric import MetricGenerator, blocks_to_rowsum
 from damcha_jax.metric.context import Contexts

@@ -115,7 +115,6 @@ def test_all_of_it_runs_resumes_and_is_documented(tmp_path, monkeypatch):
   config = theory_config.get_config("smoke")
   with config.unlocked():
     config.seeds = (0, 1, 2)
-  monkeypatch.setattr(theory, "PARTS", {"contexts": theory_findings.contexts})
   theory.train_and_evaluate(config, workdir)  # a seed more
   assert _rows(workdir)["c2_contexts", "static", "excess_risk",
                         "K=2, rank=2, condition=4"]["seeds"] == [0, 1, 2]

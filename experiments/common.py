@@ -26,7 +26,7 @@ from damcha_jax.attention import ATTENTIONS
 from damcha_jax.config import (AblationsConfig, ConfigError, ImageGenerationConfig,
                                LanguageModelConfig, TextGenerationConfig, to_dict,
                                unknown_key_message)
-from damcha_jax.errors import UserError, WorkdirError
+from damcha_jax.errors import until_nobody_reads, UserError, WorkdirError
 from damcha_jax.reporting import Measurement
 from damcha_jax.training import loop
 from damcha_jax.training.restore import validation_scores
@@ -95,7 +95,8 @@ def parse(argv: Sequence[str], experiment: Optional[str] = None) -> tuple[Config
 def user_errors() -> Iterator[None]:
   """Turns a user's mistake into one line on stderr and its exit status."""
   try:
-    yield
+    with until_nobody_reads():
+      yield
   except ConfigError as error:
     _fail(2, error)
   except UserError as error:

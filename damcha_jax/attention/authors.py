@@ -21,10 +21,9 @@ from damcha_jax.attention.mha import project_heads
 from damcha_jax.attention.mma import hide_from_heads
 from damcha_jax.metric.generator import INITIALIZERS
 from damcha_jax.metric.options import check_integers
-from damcha_jax.metric.options import CheckedOptions
 
 
-class AuthorsTHA(CheckedOptions, AttentionBase):
+class AuthorsTHA(AttentionBase):
   """Heads mixed by one matrix before and one after the softmax.
 
     y = concat_g (sum_h softmax(sum_h' (Q_h' K_h'^T / sqrt(K)) P_h'h) R_hg) V_g  W_O
@@ -56,7 +55,7 @@ class AuthorsTHA(CheckedOptions, AttentionBase):
     )
 
 
-class AuthorsDCMHA(CheckedOptions, AttentionBase):
+class AuthorsDCMHA(AttentionBase):
   """Scores mixed across heads by weights that each query makes for itself.
 
     A = Q K^T / sqrt(K);  a = softmax_h(W_2 tanh(W_1 x_t));  g = sigmoid(W_g x_t)
@@ -106,7 +105,7 @@ class AuthorsDCMHA(CheckedOptions, AttentionBase):
     )
 
 
-class AuthorsColMHA(CheckedOptions, AttentionBase):
+class AuthorsColMHA(AttentionBase):
   """Queries and keys of every head are mixtures of all heads' projections.
 
     q_g = sum_h C_gh x W_Q^h;  k_g = sum_h E_gh x W_K^h
@@ -145,7 +144,7 @@ class AuthorsColMHA(CheckedOptions, AttentionBase):
     )
 
 
-class AuthorsMMA(CheckedOptions, AttentionBase):
+class AuthorsMMA(AttentionBase):
   """Multi-head attention whose heads see different parts of the sequence.
 
     head h, by h mod 4:  0 and 2: all keys up to the query;  1: the last `window` of them;
@@ -200,7 +199,7 @@ class AuthorsMMA(CheckedOptions, AttentionBase):
     return self.project_out(output_BTHK, inputs)
 
 
-class AuthorsMoA(CheckedOptions, AttentionBase):
+class AuthorsMoA(AttentionBase):
   """H of E = H `expert_factor` heads per token, chosen by a router.
 
     e_1 .. e_H = the experts with the highest r_e = x_t w_e + b_e;  g = softmax(r_e1 .. r_eH)

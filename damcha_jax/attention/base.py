@@ -15,6 +15,9 @@ from damcha_jax.attention import masks
 from damcha_jax.attention.inputs import Inputs
 from damcha_jax.attention.inputs import prepare
 from damcha_jax.metric.context import positions_in_segment
+from damcha_jax.metric.options import check_dtypes
+from damcha_jax.metric.options import check_integers
+from damcha_jax.metric.options import check_rate
 
 Array = jax.Array
 Compose = Callable[[Array, core.Rows], Array]
@@ -70,6 +73,13 @@ class AttentionBase(nn.Module):
   implementation: str = "auto"
   partitioned: bool = False
 
+  def __post_init__(self):
+    super().__post_init__()
+    check_integers(self, "num_heads")
+    check_integers(self, "qkv_features", "out_features", optional=True)
+    check_rate(self, "dropout_rate")
+    check_dtypes(self)
+
   @nn.compact
   def __call__(
       self,
@@ -110,10 +120,10 @@ class AttentionBase(nn.Module):
 
   def prepare(self, *call: Optional[Array]) -> Inputs:
     """`inputs.prepare` of a call's inputs and masks, in its order."""
-    num_cached = None
+    cached = None
     if self._decoding():
-      num_cached = self.get_variable("cache", "cached_key").shape[1]
-    return prepare(*call, decode=self.decode, num_cached=num_cached)
+      cached = self.get_variable("cache", "cached_key").shape[:2]
+    return prepare(*call, decode=self.decode, cached=cached)
 
   def head_features(self, features: int, num_heads: Optional[int] = None) -> int:
     """K = D / H."""

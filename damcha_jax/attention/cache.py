@@ -53,10 +53,6 @@ def append(
   length = cached_key.value.shape[1]
   if num_new > length:
     raise ValueError(f"{num_new} tokens do not fit a cache of {length}; initialise a longer cache")
-  if cached_key.value.shape[0] != batch_size:
-    raise ValueError(
-        f"the cache was initialised for batch size {cached_key.value.shape[0]}, not {batch_size}"
-    )
   valid_BT = jnp.ones((batch_size, num_new), bool) if valid_BT is None else valid_BT.astype(bool)
   start = index.value
   fits = start + num_new <= length

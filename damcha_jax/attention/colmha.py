@@ -19,13 +19,12 @@ import jax.numpy as jnp
 
 from damcha_jax.attention.base import Array, AttentionBase, Inputs
 from damcha_jax.metric.options import check_integers
-from damcha_jax.metric.options import CheckedOptions
 
 FORMS = ("epfml", "fairseq")
 MIXING_INITS = ("xavier_uniform", "normal", "blocks")
 
 
-class CollaborativeAttention(CheckedOptions, AttentionBase):
+class CollaborativeAttention(AttentionBase):
   """ColMHA; 2 D Dk + H Dk + D H + 2 (D^2 + D) parameters in the epfml form.
 
   The fairseq form (epfml/collaborative-attention's companion for training from scratch) has

@@ -30,6 +30,7 @@ from damcha_jax.attention.metric import Metric
 from damcha_jax.metric import context as context_lib
 from damcha_jax.metric.context import Contexts
 from damcha_jax.metric.generator import MetricGenerator
+from damcha_jax.metric.options import check_integers
 
 CONTEXTS = ("prefix", "sequence", "learned")
 FORMS = ("head_slice", "full_width")
@@ -122,8 +123,11 @@ class DamchaAttention(AttentionBase):
     for name, value, allowed in (("context", self.context, CONTEXTS), ("form", self.form, FORMS)):
       if value not in allowed:
         raise ValueError(f"{name} {value!r} is not one of {', '.join(allowed)}")
-    if self.stride < 1:
-      raise ValueError(f"stride must be at least 1, not {self.stride}")
+    check_integers(self, "stride")
+    check_integers(self, "update_rank", least=0, optional=True)
+    if self.generator is not None and not isinstance(self.generator, nn.Module):
+      raise ValueError(f"generator {self.generator!r} must be a module, such as"
+                       " MetricGenerator(num_heads)")
     if self.form == "head_slice" and self.update_rank is not None:
       raise ValueError("update_rank is for form='full_width'; the head-slice metric is K x K")
     if self.form == "full_width" and self.update_rank == 0 and not self.static_part:
@@ -244,13 +248,20 @@ class DamchaAttention(AttentionBase):
       self, query_BTD: Array, key_BSD: Array, metric: Optional[Metric]
   ) -> tuple[Array, Array, float]:
     queries, keys = [], []
-    if self.static_part:
-      queries.append(self.project("query")(query_BTD))
-      keys.append(self.project("key")(key_BSD))
-    if metric is not None:
-      queries.append(metric.apply(query_BTD[:, :, None, :]))
-      keys.append(self._update_keys(key_BSD, query_BTD.shape[-1]))
     head_features = self.head_features(self.qkv_features or query_BTD.shape[-1])
+    if self.static_part:
+      queries.append(self.project("query", head_features=head_features)(query_BTD))
+      keys.append(self.project("key", head_features=head_features)(key_BSD))
+    if metric is not None:
+      update_BTHR = metric.apply(query_BTD[:, :, None, :])
+      queries.append(update_BTHR)
+      keys.append(self._update_keys(key_BSD, query_BTD.shape[-1]))
+      if update_BTHR.shape[2:] != keys[-1].shape[2:]:
+        raise ValueError(
+            f"the generator's update is for (heads, rank) {update_BTHR.shape[2:]}, not"
+            f" {keys[-1].shape[2:]}; give it row_features={query_BTD.shape[-1]},"
+            f" column_features={keys[-1].shape[3]} and num_heads={keys[-1].shape[2]}"
+        )
     scale = 1.0 / math.sqrt(head_features)
     return jnp.concatenate(queries, -1), jnp.concatenate(keys, -1), scale
 

@@ -28,14 +28,13 @@ from damcha_jax.attention.base import Array, AttentionBase, Inputs
 from damcha_jax.attention.core import Rows
 from damcha_jax.attention.mha import project_heads
 from damcha_jax.metric.options import check_integers
-from damcha_jax.metric.options import CheckedOptions
 
 Side = dict[str, Array]  # of queries or keys: 'w1', 'w2' [B, T, R, H] and 'gate' [B, T, H], if any
 STAGES = ("pre", "post")  # before and after the softmax
 _EPSILON = 1e-6
 
 
-class DynamicallyComposableAttention(CheckedOptions, AttentionBase):
+class DynamicallyComposableAttention(AttentionBase):
   """DCMHA; 4 D^2 + 20 D H + 64 H^2 parameters at rank 2, 2 H^2 more with static, 2 K with qk_norm.
 
   Initial values are the original's, whatever the model's (unless `kernel_init` is given):

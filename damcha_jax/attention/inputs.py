@@ -39,7 +39,7 @@ def prepare(
     bias: Optional[Array],
     *,
     decode: bool,
-    num_cached: Optional[int],
+    cached: Optional[tuple[int, int]],
 ) -> Inputs:
   """Fills in defaults, checks shapes and merges the masks of an attention's call.
 
@@ -47,12 +47,12 @@ def prepare(
     inputs_q, inputs_k, inputs_v, mask, padding_mask, query_padding_mask, key_padding_mask,
       segment_ids, bias: as in AttentionBase.
     decode: whether keys are cached.
-    num_cached: how many keys the cache holds that is filled in this call; None where none is.
+    cached: batch size and length of the cache that is filled in this call; None where none is.
 
   Raises:
     ValueError: shapes or masks that do not go together.
   """
-  decoding = num_cached is not None
+  decoding = cached is not None
   is_self = inputs_k is None or inputs_k is inputs_q
   if inputs_k is None:
     if inputs_v is not None:
@@ -71,6 +71,8 @@ def prepare(
           f"{name} must be [{batch_size}, {num_keys}, features] to go with inputs_q and inputs_k,"
           f" not shape {value.shape}"
       )
+  if decoding and cached[0] != batch_size:
+    raise ValueError(f"the cache was initialised for batch size {cached[0]}, not {batch_size}")
   if padding_mask is not None:
     if not is_self:
       raise ValueError(
@@ -87,7 +89,7 @@ def prepare(
   _check_mask("query_padding_mask", query_padding_mask, (batch_size, num_queries))
   _check_mask("key_padding_mask", key_padding_mask, (batch_size, num_keys))
   _check_mask("segment_ids", segment_ids, (batch_size, num_queries))
-  shape = (batch_size, num_queries, num_cached if decoding else num_keys)
+  shape = (batch_size, num_queries, cached[1] if decoding else num_keys)
   mask, bias = _four_axes("mask", mask, shape), _four_axes("bias", bias, shape)
   if bias is not None:  # a row of minus infinities would make the softmax NaN
     mask = masks.combine(mask, ~jnp.isneginf(bias))
@@ -124,6 +126,7 @@ def _four_axes(
   """A mask or bias [T, S] or [B, H, T, S] with its missing axes; `shape` is [B, T, S]."""
   if mask is None:
     return None
+  mask = jnp.asarray(mask)
   if mask.ndim == 2:
     mask = mask[None, None]
   if mask.ndim != 4:

@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import Optional
 
 from damcha_jax.attention.base import Array, AttentionBase, Inputs
-from damcha_jax.metric.options import CheckedOptions
 
 
-class MultiHeadAttention(CheckedOptions, AttentionBase):
+class MultiHeadAttention(AttentionBase):
   """Drop-in for `nn.MultiHeadDotProductAttention`, with the same parameter tree.
 
   D*D parameters each for query, key, value and out, plus biases with `use_bias`.

@@ -22,12 +22,11 @@ from damcha_jax.attention import masks
 from damcha_jax.attention.base import Array, AttentionBase, Inputs, Keys
 from damcha_jax.attention.mha import project_heads
 from damcha_jax.metric.options import check_integers
-from damcha_jax.metric.options import CheckedOptions
 
 GROUPS = ("global", "local", "past", "future")
 
 
-class MixedMultiHeadAttention(CheckedOptions, AttentionBase):
+class MixedMultiHeadAttention(AttentionBase):
   """MMA; the parameters of multi-head attention, biases included: 4 D^2 + 4 D.
 
   Which of the paper's "forward" and "backward" heads looks ahead differs between sources, so groups

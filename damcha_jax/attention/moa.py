@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from damcha_jax.attention.base import Array, AttentionBase, Inputs
 from damcha_jax.metric.options import check_finite
 from damcha_jax.metric.options import check_integers
-from damcha_jax.metric.options import CheckedOptions
 
 DISPATCHES = ("dense", "sorted")
 
@@ -32,7 +31,7 @@ class Routing(NamedTuple):
   experts_BTJ: Array
 
 
-class MixtureOfHeadsAttention(CheckedOptions, AttentionBase):
+class MixtureOfHeadsAttention(AttentionBase):
   """MoA; D E + 2 E D K + 2 D K parameters, no biases.
 
   Auxiliary losses are sown into the collection `losses`, multiplied by their coefficients, under

@@ -17,10 +17,9 @@ import jax.numpy as jnp
 
 from damcha_jax.attention.base import Array, AttentionBase, Inputs
 from damcha_jax.metric.options import check_integers
-from damcha_jax.metric.options import CheckedOptions
 
 
-class TalkingHeadsAttention(CheckedOptions, AttentionBase):
+class TalkingHeadsAttention(AttentionBase):
   """Talking-heads attention; 4 D^2 + hk h + h hv parameters where all heads make up the width D.
 
   Without scaled scores, without biases, and dropout drops a key for all queries of a row and head

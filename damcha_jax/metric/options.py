@@ -54,17 +54,6 @@ def check_dtypes(module: nn.Module) -> None:
                        " float32 or bfloat16")
 
 
-class CheckedOptions:
-  """Mixin of the attentions that checks what they have in common when one is made."""
-
-  def __post_init__(self):
-    super().__post_init__()
-    check_integers(self, "num_heads")
-    check_integers(self, "qkv_features", "out_features", optional=True)
-    check_rate(self, "dropout_rate")
-    check_dtypes(self)
-
-
 def _is_integer(value: Any) -> bool:
   return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 

@@ -13,7 +13,6 @@ from damcha_jax.metric.authors import AuthorsMetricGenerator
 
 D, H = 16, 4
 X = np.random.default_rng(0).normal(size=(2, 3, D)).astype(np.float32)
-CHECKED = [name for name in ATTENTIONS if name != "damcha"]
 
 COUNTS = {
     "tha": ("num_key_heads", "num_softmax_heads", "num_value_heads", "key_head_features",
@@ -27,7 +26,7 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("name", CHECKED)
+@pytest.mark.parametrize("name", ATTENTIONS)
 @pytest.mark.parametrize("field, value, wanted", [
     *(("num_heads", value, "an integer of at least 1") for value in (0, -4, 4.0, "4", True, None)),
     ("qkv_features", 0, "an integer of at least 1, or None"),
@@ -40,7 +39,7 @@ def test_what_attentions_have_in_common(name, field, value, wanted):
     ATTENTIONS[name](**{"num_heads": H, field: value})
 
 
-@pytest.mark.parametrize("name", CHECKED)
+@pytest.mark.parametrize("name", ATTENTIONS)
 @pytest.mark.parametrize("field", ["dtype", "param_dtype"])
 def test_attentions_compute_with_floating_point_numbers(name, field):
   ATTENTIONS[name](H, **{field: jnp.bfloat16})
@@ -57,6 +56,10 @@ def test_counts_of_one_attention(name, field):
 
 
 @pytest.mark.parametrize("make, message", [
+    (lambda: DamchaAttention(H, stride=1.5), "stride 1.5 must be an integer of at least 1"),
+    (lambda: DamchaAttention(H, stride=0), "stride 0 must be an integer of at least 1"),
+    (lambda: DamchaAttention(H, form="full_width", update_rank=-1), "update_rank -1 must be"),
+    (lambda: DamchaAttention(H, generator=MetricGenerator), "must be a module, such as"),
     (lambda: ATTENTIONS["moa"](H, z_coefficient=-1.0), "z_coefficient -1.0 must be a finite"),
     (lambda: ATTENTIONS["moa"](H, switch_coefficient=float("inf")), "of at least 0"),
     (lambda: ATTENTIONS["moa"](H, experts_per_token=9), "exceeds num_experts 8; choose"),
@@ -106,3 +109,34 @@ def test_a_generator_for_other_heads_is_refused(generator, told, context):
   message = f"the metric is for {told}, but the attention has 4 of width 4; give its generator"
   with pytest.raises(ValueError, match=message):
     jax.eval_shape(attention.init, jax.random.key(0), X)
+
+
+@pytest.mark.parametrize("options", [dict(num_heads=2, column_features=3),
+                                     dict(num_heads=H, column_features=5)])
+def test_a_generator_for_another_update_is_refused(options):
+  generator = MetricGenerator(row_features=D, **options)
+  attention = DamchaAttention(H, form="full_width", update_rank=3, generator=generator)
+  with pytest.raises(ValueError, match="column_features=3 and num_heads=4"):
+    jax.eval_shape(attention.init, jax.random.key(0), X)
+
+
+def test_full_width_attends_to_keys_of_another_width():
+  attention = DamchaAttention(H, form="full_width", update_rank=3)
+  keys = np.ones((2, 5, D + 8), np.float32)
+  assert attention.init_with_output(jax.random.key(0), X, keys)[0].shape == X.shape
+
+
+def test_a_cache_of_another_batch_size_is_named():
+  for name in ("damcha", "mha", "mma"):
+    module = ATTENTIONS[name](H, decode=True, causal=True)
+    variables = module.init(jax.random.key(0), X)
+    with pytest.raises(ValueError, match="initialised for batch size 2, not 1"):
+      module.apply(variables, X[:1, :1], mutable=["cache"])
+
+
+def test_a_mask_may_be_a_list():
+  attention = ATTENTIONS["mha"](H)
+  variables = attention.init(jax.random.key(0), X)
+  rows = np.tril(np.ones((3, 3), bool))
+  np.testing.assert_array_equal(attention.apply(variables, X, mask=rows.tolist()),
+                                attention.apply(variables, X, mask=rows))

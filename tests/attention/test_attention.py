@@ -275,7 +275,7 @@ def test_sequence_context_refuses_a_causal_mask_and_decoding():
     (lambda: init(DamchaAttention(3), X), "num_heads 3 does not divide"),
     (lambda: init(DamchaAttention(H), X, Y[..., :4]), "slices of equal width"),
     (lambda: init(DamchaAttention(H), X[0]), "must be \\[batch, length, features\\]"),
-    (lambda: DamchaAttention(H, stride=0), "stride must be at least 1"),
+    (lambda: DamchaAttention(H, stride=0), "stride 0 must be an integer of at least 1"),
     (lambda: DamchaAttention(H, context="suffix"), "context 'suffix'"),
     (lambda: DamchaAttention(H, form="wide"), "form 'wide'"),
     (lambda: DamchaAttention(H, update_rank=2), "update_rank is for form='full_width'"),

@@ -190,7 +190,7 @@ def test_positions_end_with_the_context():
 @pytest.mark.parametrize("attention, damcha, message", [
     ("moa2", {}, "unknown attention 'moa2'"),
     ("damcha", {"metric": "static", "form": "full_width"}, "static full-width form"),
-    ("damcha", {"stride": 0}, "stride must be at least 1, not 0"),
+    ("damcha", {"stride": 0}, "stride 0 must be an integer of at least 1"),
     ("damcha", {"sharing": "some"}, "sharing 'some'"),
 ])
 def test_what_cannot_be_built_is_a_config_error(attention, damcha, message):

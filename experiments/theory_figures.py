@@ -88,8 +88,8 @@ def _heterogeneity(rows: Sequence[Row], config: TheoryConfig) -> Figure:
   curves["bound of MHA"] = _curve(rows, "c2_heterogeneity", "static", "lower_bound",
                                   "heterogeneity")
   return ("Excess risk by how much contexts differ (C.2)",
-          "Metrics of full width and rank that adapt have zero, as the theorem says of DAMCHA; head "
-          "slices lack all of a metric's blocks but one, and adapting does not make up for it.",
+          "Metrics of full width and rank that adapt have zero, as the theorem says of DAMCHA; "
+          "head slices lack all blocks of a metric but one, and adapting does not make up for it.",
           [Panel(f"K={config.contexts.num_contexts[-1]}", "heterogeneity of the metrics [1]", _RISK,
                  curves)])
 

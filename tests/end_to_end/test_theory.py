@@ -1,4 +1,4 @@
-"""`python -m experiments.theory`: what it finds, that it resumes, and what its documentation says."""
+"""`python -m experiments.theory`: what it finds, that it resumes, what its document says."""
 
 from __future__ import annotations
 

@@ -171,6 +171,36 @@ def _save(figure: Any, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+def plot_intervals(path: Path, curves: Mapping[str, Sequence[tuple[float, float, float]]],
+                   title: str, quantity: str, metric: str, ticks: Sequence[float] = ()) -> None:
+  """Writes lines of (quantity, mean, half width of its interval) by name, as PNG and SVG.
+
+  Args:
+    path: of both files, without their suffixes.
+    curves: by name, in the order of the legend.
+    title: of the figure.
+    quantity: of the axis below.
+    metric: of the axis at the left.
+    ticks: where the quantity is on a logarithmic scale, the values that it names.
+  """
+  from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel
+
+  figure = Figure(figsize=(8, 5), layout="constrained")
+  axes = figure.subplots()
+  for index, (name, points) in enumerate(curves.items()):
+    quantities, means, halves = zip(*points)
+    axes.errorbar(quantities, means, halves, label=name, capsize=3, marker="o", markersize=4,
+                  color=f"C{index % 10}", linestyle="-" if index < 10 else "--")
+  axes.set(title=title, xlabel=quantity, ylabel=metric.replace("_", " "))
+  if ticks:
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, list(map(str, ticks)))
+    axes.set_xticks([], minor=True)
+  figure.legend(loc="outside right upper")
+  _save(figure, path.with_name(path.name + ".png"))
+  _save(figure, path.with_name(path.name + ".svg"))
+
+
 def plot_distributions(path: Path, values: Mapping[str, np.ndarray], title: str, quantity: str,
                        unit: str) -> None:
   """Writes densities by name, with quartiles below, as PNG and SVG (Figures 3, 4, Appendix E).

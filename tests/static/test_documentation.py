@@ -12,6 +12,7 @@ import pytest
 
 from damcha_jax.config import freeze
 from damcha_jax.config.efficiency import EfficiencyConfig
+from damcha_jax.config.synthetic import SyntheticConfig
 from damcha_jax.config.theory import TheoryConfig
 from experiments import common
 from experiments import evaluate
@@ -77,7 +78,8 @@ def test_documented_command_parses(command, monkeypatch):
   else:
     assert (ROOT / (arguments[1].replace(".", "/") + ".py")).is_file()
     config, _ = common.parse(arguments[1:])
-    classes = {**common.CONFIG_CLASSES, "efficiency": EfficiencyConfig, "theory": TheoryConfig}
+    classes = {**common.CONFIG_CLASSES, "efficiency": EfficiencyConfig, "theory": TheoryConfig,
+               "synthetic": SyntheticConfig}
     freeze(config, classes[config.experiment])
 
 

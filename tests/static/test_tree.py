@@ -9,6 +9,7 @@ import typing
 
 from damcha_jax.config.ablations import DATASETS
 from damcha_jax.config.efficiency import EfficiencyConfig
+from damcha_jax.config.synthetic import SyntheticConfig, TASKS
 from damcha_jax.config.theory import TheoryConfig
 from damcha_jax.training import sharding
 from experiments import common
@@ -80,6 +81,8 @@ def test_every_config_key_is_read():
                  if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
   if "attention_names" in read:  # a property that reads it
     read.add("attentions")
+  if {"task_names", "lookup"} <= read:  # likewise
+    read |= {"tasks", *TASKS}
   read |= set(sharding.AXES) | set(DATASETS)  # sections whose keys are read by these names
-  for cls in (*common.CONFIG_CLASSES.values(), EfficiencyConfig, TheoryConfig):
+  for cls in (*common.CONFIG_CLASSES.values(), EfficiencyConfig, SyntheticConfig, TheoryConfig):
     assert _fields(cls) - read == set()

@@ -95,7 +95,7 @@ def paper() -> ml_collections.ConfigDict:
 
   config.optimizer = base.optimizer
   config.optimizer.update(
-      learning_rate=5e-3,  # omitted: the best of 2e-3, 5e-3 and 1e-2 for MHA
+      learning_rate=1.5e-2,  # omitted: the best of 2e-3, 5e-3 and this for MHA and DAMCHA
       end_learning_rate_factor=0.0,
       warmup_steps=50,
       b2=0.99,

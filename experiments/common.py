@@ -29,6 +29,7 @@ from damcha_jax.config import (AblationsConfig, ConfigError, ImageGenerationConf
 from damcha_jax.errors import until_nobody_reads, UserError, WorkdirError
 from damcha_jax.reporting import Measurement
 from damcha_jax.training import loop
+from damcha_jax.training import processes
 from damcha_jax.training.restore import validation_scores
 from damcha_jax.training.result import read_result
 from damcha_jax.training.task import Task
@@ -53,12 +54,13 @@ def launch(train_and_evaluate: Callable[[ConfigDict, Path], Any], experiment: st
     reads: the experiment whose configs it runs on, if not its own.
   """
   with user_errors():
-    config, workdir = parse(sys.argv, experiment)
+    config, workdir, joined = parse_all(sys.argv, experiment)
     expected = reads or experiment
     if config.experiment != expected:
       raise ConfigError(f"{config.name}.py configures 'python -m experiments.{config.experiment}'; "
                         f"experiments.{experiment} takes a config of experiment '{expected}'")
-    train_and_evaluate(config, workdir)
+    with joined:
+      train_and_evaluate(config, workdir)
 
 
 def parse(argv: Sequence[str], experiment: Optional[str] = None) -> tuple[ConfigDict, Path]:
@@ -67,6 +69,12 @@ def parse(argv: Sequence[str], experiment: Optional[str] = None) -> tuple[Config
   Raises:
     ConfigError: the command line cannot be understood.
   """
+  return parse_all(argv, experiment)[:2]
+
+
+def parse_all(argv: Sequence[str], experiment: Optional[str] = None,
+              ) -> tuple[ConfigDict, Path, contextlib.AbstractContextManager[None]]:
+  """`parse`, and what joins the processes of the run, if there are several."""
   values = flags.FlagValues()
   holder = config_flags.DEFINE_config_file(
       "config", help_string="config file and size, such as configs/mix.py:cpu; "
@@ -74,6 +82,7 @@ def parse(argv: Sequence[str], experiment: Optional[str] = None) -> tuple[Config
   workdir = flags.DEFINE_string(
       "workdir", None, "where results go; by default runs/<experiment>/<config>-<size>",
       flag_values=values)
+  several = _define_processes(values)
   if any(argument in ("-h", "--help", "-help") for argument in argv[1:]):
     print(f"usage: {argv[0]} [flags]\n{values.main_module_help() or values.get_help()}")
     sys.exit(0)
@@ -88,7 +97,31 @@ def parse(argv: Sequence[str], experiment: Optional[str] = None) -> tuple[Config
   if config is None:
     raise ConfigError("--config is missing; name a config file, such as configs/mix.py:cpu")
   default = f"runs/{experiment or config.experiment}/{config.name}-{config.size}"
-  return config, Path(workdir.value or default).absolute()
+  path = Path(workdir.value or default).absolute()
+  return config, path, several(path)
+
+
+def _define_processes(values: flags.FlagValues) -> Callable[[Path], Any]:
+  """Defines the flags of a run of several processes; returns what joins them in a workdir."""
+  distributed = flags.DEFINE_bool(
+      "distributed", False, "one of several processes, as on a TPU pod or under Slurm, which tell "
+      "the three values below themselves", flag_values=values)
+  address = flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0",
+                                flag_values=values)
+  number = flags.DEFINE_integer("num_processes", None, "how many there are", flag_values=values,
+                                lower_bound=1)
+  index = flags.DEFINE_integer("process_id", None, "which one this is, from 0", flag_values=values,
+                               lower_bound=0)
+  timeout = flags.DEFINE_integer("process_timeout", 300, "seconds to wait for another process",
+                                 flag_values=values, lower_bound=1)
+
+  def connected(workdir: Path) -> contextlib.AbstractContextManager[None]:
+    given = (address.value, number.value, index.value)
+    if not distributed.value and given == (None, None, None):
+      return contextlib.nullcontext()
+    return processes.connected(workdir, *given, timeout.value)
+
+  return connected
 
 
 @contextlib.contextmanager

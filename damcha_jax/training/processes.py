@@ -1,0 +1,168 @@
+"""Several processes of one run: who is there, who is missing, and an end for all when one is lost.
+
+JAX connects the processes; what it says of one that is missing names none and comes as a crash. So
+each process also beats in a file of the workdir, which all of them share, and whoever waits for
+another says for whom, and gives up in one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+import contextlib
+import os
+from pathlib import Path
+import socket
+import sys
+import threading
+import time
+from typing import Optional
+
+import jax
+
+from damcha_jax.config import ConfigError
+from damcha_jax.training.workdir import writing
+
+_FOLDER = ".processes"
+_DONE = "done"
+_A_DAY = 24 * 3600
+
+
+@contextlib.contextmanager
+def connected(workdir: Path, coordinator_address: Optional[str], num_processes: Optional[int],
+              process_id: Optional[int], timeout: int) -> Iterator[None]:
+  """Joins the run's processes; enter before anything else touches JAX's devices.
+
+  What is None is found out from the environment, as on TPU pods and under Slurm.
+
+  Args:
+    workdir: shared by all processes.
+    coordinator_address: HOST:PORT of process 0.
+    num_processes: how many there are.
+    process_id: this one, from 0.
+    timeout: seconds to wait for another process, at the start and later.
+
+  Raises:
+    ConfigError: the processes cannot be told from what is given.
+  """
+  watch = None
+  if num_processes is not None and process_id is not None:  # else not known before JAX has found out
+    if not 0 <= process_id < num_processes:
+      raise ConfigError(f"--process_id={process_id} must be from 0 to {num_processes - 1}, one less "
+                        "than --num_processes")
+    watch = _Watch(workdir, num_processes, process_id, timeout)
+    watch.start()
+  try:
+    # Longer than ours, which says more. A process that is done waits for those that are not.
+    jax.distributed.initialize(coordinator_address, num_processes, process_id,
+                               initialization_timeout=timeout + 60,
+                               heartbeat_timeout_seconds=timeout + 60,
+                               shutdown_timeout_seconds=_A_DAY)
+  except (RuntimeError, TypeError, ValueError) as error:
+    raise ConfigError(f"cannot join the run's processes ({error}); give --coordinator_address, "
+                      "--num_processes and --process_id") from error
+  if watch is None:
+    watch = _Watch(workdir, jax.process_count(), jax.process_index(), timeout)
+    watch.start()
+  watch.all_have_started()
+  yield
+  watch.say_done()  # not after an error: then the others shall end too
+
+
+class Beats:
+  """The beats of all processes, as one of them sees them.
+
+  A process is missing if its file has not changed for `timeout` seconds on this machine's clock, so
+  clocks need not agree.
+  """
+
+  def __init__(self, folder: Path, num_processes: int, process_id: int, timeout: float,
+               clock: Callable[[], float] = time.monotonic):
+    self._folder, self._process_id, self._clock = folder, process_id, clock
+    self._timeout = timeout
+    self._name = f"{socket.gethostname()}:{os.getpid()}"
+    self._number = 0
+    others = [number for number in range(num_processes) if number != process_id]
+    self._seen = {number: self._read(number) for number in others}  # may be an earlier run's
+    self._since = dict.fromkeys(others, clock())
+    self._heard: set[int] = set()
+
+  def beat(self, done: bool = False) -> None:
+    """Tells the others that this process lives, or that it will beat no more."""
+    self._number += 1
+    self._folder.mkdir(parents=True, exist_ok=True)
+    path = self._folder / str(self._process_id)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(f"{self._name} {_DONE if done else self._number}", encoding="utf-8")
+    os.replace(temporary, path)
+
+  def listen(self) -> None:
+    for number, seen in self._seen.items():
+      now = self._read(number)
+      if now != seen:
+        self._seen[number], self._since[number] = now, self._clock()
+        self._heard.add(number)
+
+  def silent(self) -> list[str]:
+    """Who has not beaten for `timeout` seconds."""
+    return self._describe(number for number, since in self._since.items()
+                          if self._clock() - since > self._timeout
+                          and not (number in self._heard and self._seen[number].endswith(_DONE)))
+
+  def not_started(self) -> list[str]:
+    return self._describe(number for number in self._seen if number not in self._heard)
+
+  def _describe(self, numbers: Iterable[int]) -> list[str]:
+    return [f"process {number}" + (f" ({self._seen[number].split()[0]})"
+                                   if number in self._heard and self._seen[number] else "")
+            for number in numbers]
+
+  def _read(self, number: int) -> str:
+    try:
+      return (self._folder / str(number)).read_text(encoding="utf-8")
+    except OSError:
+      return ""
+
+
+class _Watch:
+  """A thread that beats, listens, and ends this process when another is lost."""
+
+  def __init__(self, workdir: Path, num_processes: int, process_id: int, timeout: int):
+    self._beats = Beats(workdir / _FOLDER, num_processes, process_id, timeout)
+    self._what = f"process {process_id} of {num_processes}"
+    self._timeout = timeout
+    self._starting, self._done = True, False
+    with writing(workdir / _FOLDER):
+      self._beats.beat()
+
+  def start(self) -> None:
+    threading.Thread(target=self._run, name="processes", daemon=True).start()
+
+  def all_have_started(self) -> None:
+    self._starting = False
+
+  def say_done(self) -> None:
+    self._done = True
+    with contextlib.suppress(OSError):
+      self._beats.beat(done=True)
+
+  def _run(self) -> None:
+    pause, told = min(5.0, self._timeout / 5), time.monotonic()
+    while True:
+      time.sleep(pause)
+      with contextlib.suppress(OSError):  # a full disk: the run itself will say so
+        self._beats.beat(self._done)
+      self._beats.listen()
+      silent = self._beats.silent()
+      if silent:
+        self._end(silent)
+      waiting = self._beats.not_started()
+      if self._starting and waiting and time.monotonic() - told > 10:
+        told = time.monotonic()
+        print(f"note: {self._what} waits for {', '.join(waiting)}", file=sys.stderr, flush=True)
+
+  def _end(self, silent: list[str]) -> None:
+    did = "did not start" if self._starting else "was lost"
+    print(f"error: {', '.join(silent)} {did}: {self._what} has not heard of it for {self._timeout} "
+          "s; start all processes again: they go on from the last checkpoint", file=sys.stderr,
+          flush=True)
+    os._exit(1)  # the main thread may hang in a collective operation

@@ -1,0 +1,193 @@
+"""Several processes of one run: the same numbers, and an end for all when one is lost."""
+
+import json
+import os
+from pathlib import Path
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from damcha_jax.training.processes import Beats
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT = 20  # seconds
+
+
+# Beats --------------------------------------------------------------------------------------------
+
+
+class Clock:
+  now = 0.0
+
+  def __call__(self):
+    return self.now
+
+
+@pytest.fixture(name="clock")
+def _clock():
+  return Clock()
+
+
+def _processes(folder, clock, number=3):
+  return [Beats(folder, number, index, timeout=10, clock=clock) for index in range(number)]
+
+
+def test_who_never_starts_is_named(tmp_path, clock):
+  first, second, _ = _processes(tmp_path, clock)
+  second.beat()
+  first.listen()
+  assert first.not_started() == ["process 2"] and first.silent() == []
+  clock.now = 11
+  second.beat()
+  first.listen()
+  assert first.silent() == ["process 2"]
+
+
+def test_who_stops_beating_is_named_with_host_and_pid(tmp_path, clock):
+  first, second = _processes(tmp_path, clock, 2)
+  for clock.now in range(0, 50, 5):
+    second.beat()
+    first.listen()
+    assert first.silent() == []
+  clock.now += 11
+  first.listen()
+  assert first.silent() == [f"process 1 ({socket.gethostname()}:{os.getpid()})"]
+
+
+def test_who_is_done_is_not_missed(tmp_path, clock):
+  first, second = _processes(tmp_path, clock, 2)
+  second.beat(done=True)
+  first.listen()
+  clock.now = 100
+  assert first.silent() == []
+
+
+def test_the_beats_of_an_earlier_run_do_not_count(tmp_path, clock):
+  for process in _processes(tmp_path, clock, 2):
+    process.beat(done=True)
+  first, _ = _processes(tmp_path, clock, 2)
+  first.listen()
+  assert first.not_started() == ["process 1"]
+  clock.now = 11
+  assert first.silent() == ["process 1"]
+
+
+def test_files_that_cannot_be_read_are_silence(tmp_path, clock):
+  (tmp_path / "1").mkdir(parents=True)
+  first = Beats(tmp_path, 2, 0, timeout=10, clock=clock)
+  first.listen()
+  assert first.not_started() == ["process 1"]
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (("--process_id=2", "--num_processes=2"), "--process_id=2 must be from 0 to 1"),
+    (("--num_processes=0",), "num_processes"),
+    (("--distributed",), "give --coordinator_address, --num_processes and --process_id"),
+])
+def test_processes_that_cannot_be_told_are_one_line(tmp_path, arguments, message):
+  done = subprocess.run(_command(tmp_path / "run", *arguments), cwd=ROOT, capture_output=True,
+                        text=True, check=False, env=_environment(1))
+  assert done.returncode == 2
+  assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+  assert message in done.stderr
+
+
+# Runs ---------------------------------------------------------------------------------------------
+
+
+def _environment(num_devices):
+  return {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT),
+          "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}"
+                       " --xla_cpu_collective_call_terminate_timeout_seconds=600"}
+
+
+def _command(workdir, *more):
+  return [sys.executable, "-m", "experiments.gpt2_enwik8", "--config=configs/mix.py:smoke",
+          f"--workdir={workdir}", "--config.attentions=damcha", "--config.num_steps=12",
+          "--config.evaluation.every_steps=4", "--config.checkpoint.every_steps=4",
+          "--config.logging.every_steps=1", "--config.optimizer.warmup_steps=2",
+          "--config.mesh.fsdp=2", "--config.data.max_held_out_bytes=3000", *more]
+
+
+def _start_two(workdir):
+  with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    address = "127.0.0.1:%d" % free.getsockname()[1]
+  processes = []
+  for index in range(2):
+    with (workdir.parent / f"{workdir.name}-{index}.log").open("w") as log:
+      processes.append(subprocess.Popen(
+          _command(workdir, f"--coordinator_address={address}", "--num_processes=2",
+                   f"--process_id={index}", f"--process_timeout={TIMEOUT}"),
+          cwd=ROOT, env=_environment(4), stdout=subprocess.DEVNULL, stderr=log))
+  return processes
+
+
+def _losses(workdir):
+  lines = (workdir / "damcha" / "seed0" / "metrics.jsonl").read_text().splitlines()
+  records = map(json.loads, lines)
+  return {(record["step"], record["split"]): record["nats_per_token"]
+          for record in records if "nats_per_token" in record}
+
+
+def _checksums(workdir):
+  """Of every leaf of the last state."""
+  meta = workdir / "damcha" / "seed0" / "checkpoints" / "12" / "meta" / "metadata"
+  return json.loads(meta.read_text())["checksums"]
+
+
+@pytest.fixture(name="two", scope="module")
+def _two(tmp_path_factory):
+  """A run of two processes with four devices each."""
+  workdir = tmp_path_factory.mktemp("two") / "run"
+  assert [process.wait(600) for process in _start_two(workdir)] == [0, 0]
+  return workdir
+
+
+@pytest.mark.families
+def test_two_processes_of_four_devices_train_as_one_of_eight(two, tmp_path):
+  workdir = tmp_path / "one"
+  subprocess.run(_command(workdir), cwd=ROOT, check=True, env=_environment(8), capture_output=True)
+  expected = _losses(workdir)
+  assert len(expected) == 12 + 3 * 3 + 3  # steps, validation, test
+  found = _losses(two)
+  assert found.keys() == expected.keys()
+  for key, loss in expected.items():
+    assert found[key] == pytest.approx(loss, abs=1e-5)
+
+
+@pytest.mark.families
+def test_a_lost_process_ends_the_other_and_a_restart_resumes_bitwise(two, tmp_path):
+  workdir = tmp_path / "run"
+  first, second = _start_two(workdir)
+  deadline = time.monotonic() + 300
+  metrics = workdir / "damcha" / "seed0" / "metrics.jsonl"
+  while not (metrics.exists() and '"step": 6, "split": "train"' in metrics.read_text()):
+    assert time.monotonic() < deadline and first.poll() is None
+    time.sleep(0.1)
+  second.send_signal(signal.SIGKILL)
+  second.wait()
+  killed_at = time.monotonic()
+  assert first.wait(600) == 1
+  assert time.monotonic() - killed_at < 2 * TIMEOUT
+  last_line = (tmp_path / "run-0.log").read_text().splitlines()[-1]
+  assert last_line.startswith("error: process 1 (") and "was lost" in last_line
+  assert [process.wait(600) for process in _start_two(workdir)] == [0, 0]
+  assert "resuming at step" in (tmp_path / "run-0.log").read_text()
+  assert len(_checksums(two)) > 30
+  assert _checksums(workdir) == _checksums(two)
+
+
+@pytest.mark.families
+def test_a_process_that_never_starts_is_named(tmp_path):
+  with subprocess.Popen(
+      _command(tmp_path / "run", "--coordinator_address=127.0.0.1:1", "--num_processes=2",
+               "--process_id=1", "--process_timeout=12"), cwd=ROOT, env=_environment(1), text=True,
+      stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+    errors = process.stderr.read()
+  assert process.returncode == 1
+  assert errors.splitlines()[-1].startswith("error: process 0 did not start: process 1 of 2")

@@ -16,6 +16,7 @@ import jax
 
 from damcha_jax.config import AblationsConfig, ConfigError, DecoderConfig, freeze
 from damcha_jax.training.plan import plan_decoder
+from damcha_jax.training.sharding import make_mesh
 from experiments import common
 
 
@@ -24,15 +25,15 @@ def main(argv: Sequence[str]) -> None:
   models = _models(config)
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_num_cpu_devices", num_devices)
-  mesh = next(iter(models.values()))[0].mesh
-  print(f"{config.name}:{config.size} on {num_devices} devices, mesh data {mesh.data} x fsdp "
-        f"{mesh.fsdp} x tensor {mesh.tensor}")
+  mesh = make_mesh(next(iter(models.values()))[0].mesh, jax.devices())
+  print(f"{config.name}:{config.size} on {num_devices} device{'s' * (num_devices > 1)}, mesh "
+        + " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items()))
   print(f"{'attention':20}{'parameters':>14}{'state':>10}{'a device':>10}{'FLOP/step':>12}"
         f"{'FLOP/run':>12}")
   for name, (own, attention) in models.items():
     plan = plan_decoder(own, attention, jax.devices())
-    print(f"{name:20}{plan.num_params:14,}{_gib(plan.state_bytes):>10}"
-          f"{_gib(plan.state_bytes_per_device):>10}{plan.flops_per_step:12.3e}"
+    print(f"{name:20}{plan.num_params:14,}{_readable(plan.state_bytes):>10}"
+          f"{_readable(plan.state_bytes_per_device):>10}{plan.flops_per_step:12.3e}"
           f"{plan.flops_per_step * plan.num_steps:12.3e}", flush=True)
 
 
@@ -60,8 +61,12 @@ def parse(argv: Sequence[str]) -> tuple[DecoderConfig | AblationsConfig, int]:
   return freeze(config, common.CONFIG_CLASSES[config.experiment]), options.num_devices
 
 
-def _gib(num_bytes: int) -> str:
-  return f"{num_bytes / 2**30:.3f} GiB"
+def _readable(num_bytes: int) -> str:
+  for unit in ("KiB", "MiB"):
+    num_bytes /= 1024
+    if num_bytes < 1000:
+      return f"{num_bytes:.1f} {unit}"
+  return f"{num_bytes / 1024:.2f} GiB"
 
 
 if __name__ == "__main__":

@@ -95,8 +95,9 @@ def _write(directory: Path, options: flags.FlagValues) -> None:
     which = f"{options.checkpoint} checkpoint, step {step}"
   else:
     which = f"{options.checkpoint} checkpoint, step {step}, {options.num_samples} samples"
-  print(f"--- {run.name}, seed {run.seed}, {which}: temperature {rule.temperature}, "
-        f"top_k {rule.top_k}, top_p {rule.top_p}, seed {options.seed}")
+  choice = (f"temperature {rule.temperature}, top_k {rule.top_k}, top_p {rule.top_p}, "
+            f"seed {options.seed}" if rule.temperature else "the most probable byte each time")
+  print(f"--- {run.name}, seed {run.seed}, {which}: {choice}")
   rows = range(options.num_samples)
   prompts = [list(rule.prompt.encode("utf-8", "surrogateescape"))] * len(rows)
   stream = sampler.stream(params, prompts, rule.num_tokens, row_keys(options.seed, rows))
@@ -112,7 +113,8 @@ def _write(directory: Path, options: flags.FlagValues) -> None:
     for row in rows:
       print(f"[{row}] {rule.prompt}{''.join(_decoded(tokens_BN[row]))}")
   # The median: compilations are in some of the steps.
-  print(f"--- {rule.num_tokens} bytes, {len(rows) / statistics.median(seconds):,.0f} tokens/s")
+  print(f"--- {len(rows) * rule.num_tokens} bytes, once compiled "
+        f"{len(rows) / statistics.median(seconds):,.0f} bytes/s")
 
 
 def _timed(items: Iterator[Any], seconds: list[float]) -> Iterator[Any]:

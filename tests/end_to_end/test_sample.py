@@ -63,7 +63,7 @@ def test_streams_what_the_scanned_model_writes(trained, capsys):
   header, *text, footer = out.rstrip("\n").split("\n")
   assert (status, err) == (0, "")
   assert "damcha, seed 0, best checkpoint, step 3:" in header and "top_k 40" in header
-  assert footer.startswith("--- 12 bytes, ") and footer.endswith(" tokens/s")
+  assert footer.startswith("--- 12 bytes, ") and footer.endswith(" bytes/s")
 
   step, params = _params(run, config, "best")
   assert step == 3

@@ -130,7 +130,7 @@ def shrink_to_smoke(config: ml_collections.ConfigDict) -> None:
   config.seeds = (0, 1)
   config.entanglements = (0.0, 1.0)
   config.dimension = 8
-  config.dimensions = (4, 8)
+  config.dimensions = (8,)
   config.num_steps = 10
   config.batch_size = 8
   config.num_held_out = 16

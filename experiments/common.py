@@ -237,7 +237,7 @@ def read_results(config: Any, workdir: Path) -> Results:
   results = {}
   for attention, seed, _ in runs(config):
     directory = run_dir(workdir, attention, seed)
-    result = read_result(Workdir(directory))
+    result = read_result(Workdir(directory), name=attention, seed=seed)
     if result is None:
       raise WorkdirError(f"{directory} is not trained to the end; run the command that made it")
     results[attention, seed] = result
@@ -262,11 +262,13 @@ def trained(config: Any, results: Results, units: Mapping[str, str]) -> Iterator
       split, _, source = name.partition("/")
       if split in ("validation", "test"):
         for metric, unit in units.items():
-          yield Measurement(attention, config.dataset, split, metric, metrics[metric], unit, seed,
+          yield Measurement(attention, config.dataset, split, metric,
+                            _reported(metrics, metric, attention, seed), unit, seed,
                             variant=source or None)
     if "diagnostics" in metrics_by_split:
       yield Measurement(attention, config.dataset, "validation", "adaptivity",
-                        metrics_by_split["diagnostics"]["adaptivity"], "1", seed)
+                        _reported(metrics_by_split["diagnostics"], "adaptivity", attention, seed),
+                        "1", seed)
     for metric, unit in COSTS.items():
       yield Measurement(attention, config.dataset, "train", metric, result[metric], unit, seed)
 
@@ -278,6 +280,13 @@ def print_rows(rows: Sequence[reporting.Row], printed: Collection[str], comparab
   if not comparable:
     print("\nThe paper's figures are for its own data and size, which these are not.")
   print(f"\nResults are in {workdir}")
+
+
+def _reported(metrics: Mapping[str, float], metric: str, attention: str, seed: int) -> float:
+  if metric not in metrics:
+    raise WorkdirError(f"the result.json of {attention}, seed {seed}, has no '{metric}'; remove it, "
+                       "and the command that trained the run makes it again")
+  return metrics[metric]
 
 
 def validation_curves(workdir: Path, results: Results) -> dict[str, list[tuple[int, float]]]:

@@ -45,8 +45,8 @@ class AttentionBase(nn.Module):
   [B, T] marks the real tokens of self-attention; cross-attention takes `query_padding_mask` [B, T]
   and `key_padding_mask` [B, S]. `segment_ids` [B, T] keeps the documents of packed rows apart.
   `bias`, broadcastable like `mask`, is added to the scaled scores; minus infinity there masks.
-  Outputs of padded queries are zero, and what stands in padded tokens, even NaN, is never used; a
-  query that sees no key gets the output bias alone.
+  Outputs of padded queries are zero, and what stands in tokens that a padding mask marks, even NaN,
+  is never used; a query that sees no key gets the output bias alone.
 
   Attributes beyond Flax's:
     causal: hide the future (in addition to `mask`). None leaves that to `mask`.

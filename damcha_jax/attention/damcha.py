@@ -174,7 +174,7 @@ class DamchaAttention(AttentionBase):
             "a causal mask with context='sequence' leaks the future through the metric; use"
             " context='prefix'"
         )
-    dtype = self.dtype or inputs_q.dtype
+    dtype = self.dtype or inputs.query_BTD.dtype
     query_BTD, key_BSD = inputs.query_BTD.astype(dtype), inputs.key_BSD.astype(dtype)
     if metric is None:
       metric = self._metric(self._with_documents(inputs, mask), shared_generator, layer_index)

@@ -63,6 +63,7 @@ def prepare(
   for name, value in (("inputs_q", inputs_q), ("inputs_k", inputs_k), ("inputs_v", inputs_v)):
     if value.ndim != 3:
       raise ValueError(f"{name} must be [batch, length, features], not shape {value.shape}")
+  inputs_q, inputs_k, inputs_v = map(_as_floats, (inputs_q, inputs_k, inputs_v))
   batch_size, num_queries = inputs_q.shape[:2]
   num_keys = inputs_k.shape[1]
   for name, value in (("inputs_k", inputs_k), ("inputs_v", inputs_v)):
@@ -142,6 +143,11 @@ def _four_axes(
         f" shape {mask.shape}"
     )
   return mask
+
+
+def _as_floats(x_BTD: Array) -> Array:
+  """Integers as the numbers they are: nothing here may compute in their dtype."""
+  return x_BTD if jnp.issubdtype(x_BTD.dtype, jnp.inexact) else x_BTD.astype(jnp.float32)
 
 
 def _without_padding(x_BTD: Array, valid_BT: Optional[Array]) -> Array:

@@ -236,4 +236,5 @@ def _silence_orbax_threads() -> None:
 def one_line(error: BaseException) -> str:
   """An error's class and first line, shortened."""
   first = (str(error).strip().splitlines() or [""])[0]
+  first = first.partition(" See full TensorStore details")[0]
   return f"{type(error).__name__}: {first[:200]}"

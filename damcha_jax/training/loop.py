@@ -53,7 +53,7 @@ def train(task: Task, config: Any, workdir: str | Path, seed: int) -> dict[str, 
   with directory.locked(), StopRequest() as stop:
     directory.check_config(config, task.name, seed)
     progress = Progress(f"{task.name} seed {seed}", enabled=directory.is_primary)
-    result = read_result(directory)
+    result = read_result(directory, name=task.name, seed=seed, num_steps=config.num_steps)
     if result is not None:
       progress.note(f"complete after {result['num_steps']} steps: {directory.path}")
       return result
@@ -140,6 +140,9 @@ class _Run:
     self.writer = MetricsWriter(path / "metrics.jsonl", self.step, self.directory.is_primary,
                                 tensorboard, needed={"validation": self.task.selection_metric,
                                                      "train": "train_seconds"})
+    if self.saved_step > 0 and not self.writer.records:
+      self.progress.note(f"{path / 'metrics.jsonl'} has no record of these steps: their scores are "
+                         "lost, and the best checkpoint is chosen among later ones")
     for record in self.writer.records:
       if record["split"] == "validation":
         self.checkpointer.scores[record["step"]] = record[self.task.selection_metric]

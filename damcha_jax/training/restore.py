@@ -19,7 +19,7 @@ from damcha_jax.models.decoder import DecoderLM, init_params, make_decoder
 from damcha_jax.models.stack import unstack_layers
 from damcha_jax.training.checkpoint import checksums, one_line
 from damcha_jax.training.sharding import path_name
-from damcha_jax.training.workdir import Workdir
+from damcha_jax.training.workdir import Workdir, is_number
 
 PyTree = Any
 CHECKPOINTS = ("best", "last")
@@ -40,9 +40,10 @@ def describe_run(directory: Path) -> RunDescription:
     WorkdirError: there is none, or it is not a run's.
   """
   contents = Workdir(directory).read_json("config.json")
-  if contents is None or "run" not in contents:
+  run = contents.pop("run", None) if contents is not None else None
+  if not (isinstance(run, dict) and isinstance(run.get("name"), str)
+          and type(run.get("seed")) is int):
     raise WorkdirError(f"{directory} is not the directory of a run; name one that training wrote")
-  run = contents.pop("run")
   return RunDescription(run["name"], run["seed"], contents)
 
 
@@ -65,6 +66,8 @@ def restore_params(directory: Path, abstract_params: PyTree, which: str, selecti
   steps = _steps(directory / "checkpoints")
   if which == "best":
     scores = validation_scores(directory / "metrics.jsonl", selection_metric)
+    if steps and not scores.keys() & set(steps):
+      note(f"no checkpoint has a {selection_metric} in {directory / 'metrics.jsonl'}: taking the last")
     # What was never evaluated comes last.
     steps.sort(key=lambda step: scores.get(step, float("inf")))
   for step in steps:
@@ -116,7 +119,7 @@ def validation_scores(path: Path, metric: str) -> dict[int, float]:
   for line in text.splitlines():
     try:
       record = json.loads(line)
-      if record["split"] == "validation":
+      if record["split"] == "validation" and is_number(record[metric]):
         scores[record["step"]] = record[metric]
     except (KeyError, TypeError, ValueError):  # such as the torn last line of a run that is going on
       continue

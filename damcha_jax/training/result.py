@@ -11,23 +11,32 @@ from damcha_jax.training.workdir import Workdir, is_number
 NUMBERS = ("num_steps", "num_params", "model_flops_per_step", "train_seconds")
 
 
-def read_result(workdir: Workdir) -> Optional[dict[str, Any]]:
+def read_result(workdir: Workdir, **expected: Any) -> Optional[dict[str, Any]]:
   """The `result.json` of a run's directory, or None where the run is not finished.
 
   It holds the numbers NUMBERS and, under 'best', the metrics of the best checkpoint by split.
 
+  Args:
+    workdir: the run's.
+    **expected: values that the file must have, such as name='mha'.
+
   Raises:
-    WorkdirError: the file cannot be read, or lacks one of these.
+    WorkdirError: the file cannot be read, lacks one of these, or is another run's.
   """
   result = workdir.read_json("result.json")
-  problem = result and next(_problems(result), None)
+  if result is None:
+    return None
+  problem = next(_problems(result, expected), None)
   if problem:
     raise WorkdirError(f"{workdir.path / 'result.json'} {problem}; remove it, and the command that trained "
                        "the run makes it again from the last checkpoint")
   return result
 
 
-def _problems(result: dict[str, Any]) -> Iterator[str]:
+def _problems(result: dict[str, Any], expected: dict[str, Any]) -> Iterator[str]:
+  for name, value in expected.items():
+    if result.get(name) != value:
+      yield f"has {name}={result.get(name)!r}, not {value!r}"
   for name in NUMBERS:
     if not is_number(result.get(name)):
       yield f"has {name}={result.get(name)!r}, which is no number"
@@ -43,5 +52,9 @@ def _problems(result: dict[str, Any]) -> Iterator[str]:
       yield f"has {metrics!r} for the metrics on '{split}'"
       return
     for name, value in metrics.items():
-      if value is not None and not is_number(value):
+      # MFU, of training, is not known everywhere.
+      if not is_number(value) and not (value is None and split == "train"):
         yield f"has {name}={value!r} on '{split}', which is no number"
+  selection_metric = result.get("selection_metric")
+  if selection_metric not in metrics_by_split["validation"]:
+    yield f"has no {selection_metric} on 'validation'"

@@ -56,10 +56,14 @@ def make_mesh(config: MeshConfig, devices: Optional[Sequence[jax.Device]] = None
 
 def check_batch_size(batch_size: int, accumulation_steps: int, mesh: Mesh) -> None:
   """Raises `ConfigError` unless every device gets the same number of rows in every microbatch."""
+  for name, value in (("batch_size", batch_size),
+                      ("optimizer.accumulation_steps", accumulation_steps)):
+    if value < 1:
+      raise ConfigError(f"config key '{name}' is {value}; it must be at least 1")
   data, fsdp = (mesh.shape[axis] for axis in BATCH_AXES)
   unit = data * fsdp * accumulation_steps
-  if accumulation_steps < 1 or batch_size < 1 or batch_size % unit:
-    nearest = max(1, round(batch_size / max(unit, 1))) * max(unit, 1)
+  if batch_size % unit:
+    nearest = max(1, round(batch_size / unit)) * unit
     raise ConfigError(
         f"batch_size {batch_size} is not a multiple of {unit} (mesh data {data} x fsdp {fsdp} x "
         f"optimizer.accumulation_steps {accumulation_steps}); use batch_size {nearest}, or change "

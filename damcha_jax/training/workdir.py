@@ -61,6 +61,10 @@ class Workdir:
     """Raises `WorkdirError`, naming the first differing key, if another configuration ran here."""
     present = self.read_json("config.json")
     if present is None:
+      checkpoints = self.path / "checkpoints"
+      if checkpoints.is_dir() and any(checkpoints.iterdir()):
+        raise WorkdirError(f"{checkpoints} has checkpoints, but no config.json beside it tells of "
+                           "which configuration; restore the file or choose another workdir")
       return
     difference = first_difference(present, _description(config, name, seed))
     if difference:

@@ -46,6 +46,14 @@ def test_no_tokens_give_no_tokens(name):
   assert output.shape == x.shape
 
 
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_integers_are_the_numbers_they_are(name):
+  x = np.random.default_rng(0).integers(-3, 4, (B, T, 4 * H))
+  variables = random_variables(ATTENTIONS[name](4, causal=True), x.astype(np.float32))
+  apply = jax.jit(ATTENTIONS[name](4, causal=True).apply)
+  np.testing.assert_array_equal(apply(variables, x), apply(variables, x.astype(np.float32)))
+
+
 @pytest.mark.parametrize("options", [{"stride": 4}, {"context": "sequence", "causal": False},
                                      {"context": "learned"}, {"form": "full_width"}])
 @pytest.mark.parametrize("masks", [

@@ -156,7 +156,7 @@ def _assert_names_what_is_damaged(capsys, workdir, arguments):
   """A suite's or a run's record that no longer holds what it must is one line, and stays."""
   for path, damage, message in (
       (workdir / "config.json", "{}", "names no attentions and seeds"),
-      (workdir / "mha" / "seed0" / "result.json", '{"best": {}}', "num_steps=None")):
+      (workdir / "mha" / "seed0" / "result.json", "{}", "name=None, not 'mha'")):
     whole = path.read_text()
     path.write_text(damage)
     status, _, errors = _run(capsys, *arguments, "--config.seeds=0,1")

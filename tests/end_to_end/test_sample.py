@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from damcha_jax.errors import CheckpointError
+from damcha_jax.errors import CheckpointError, WorkdirError
 from damcha_jax.models.decoder import make_decoder
 from damcha_jax.sampling import Sampler, row_keys
 from damcha_jax.training import loop, restore
@@ -130,3 +130,25 @@ def test_damaged_checkpoints_are_named_and_passed_over(trained, tmp_path):
   shutil.rmtree(copy / "checkpoints")
   with pytest.raises(CheckpointError, match="no checkpoint in .*; train first"):
     _params(copy, config, "best")
+
+
+@pytest.mark.parametrize("records", [
+    '{"step": 6, "split": "validation", "nats_per_token": null}\n', None])
+def test_the_best_of_unknown_scores_is_the_last_and_says_so(trained, tmp_path, records):
+  _, run, config = trained
+  copy = tmp_path / "run"
+  shutil.copytree(run, copy)
+  (copy / "metrics.jsonl").unlink()
+  if records is not None:
+    (copy / "metrics.jsonl").write_text(records)
+  notes = []
+  step, _ = _params(copy, config, "best", notes.append)
+  assert step == 6 and len(notes) == 1
+  assert "no checkpoint has a nats_per_token in" in notes[0] and "taking the last" in notes[0]
+
+
+@pytest.mark.parametrize("entry", [3, {"name": ["damcha"], "seed": 0}, {"name": "mha", "seed": "x"}])
+def test_a_run_that_is_not_described_is_named(tmp_path, entry):
+  (tmp_path / "config.json").write_text(json.dumps({"run": entry}))
+  with pytest.raises(WorkdirError, match="is not the directory of a run"):
+    restore.describe_run(tmp_path)

@@ -64,12 +64,17 @@ def test_records_that_are_a_folder_are_named(tmp_path):
     writer_lib.MetricsWriter(tmp_path / "metrics.jsonl", last_step=9)
 
 
-RESULT = {"num_steps": 8, "num_params": 10, "model_flops_per_step": 3, "train_seconds": 1.5,
-          "best": {"step": 4, "metrics": {"validation": {"nats_per_token": 1.5, "mfu": None}}}}
+RESULT = {"name": "mha", "num_steps": 8, "num_params": 10, "model_flops_per_step": 3,
+          "train_seconds": 1.5, "selection_metric": "nats_per_token",
+          "best": {"step": 4, "metrics": {"validation": {"nats_per_token": 1.5},
+                                          "train": {"mfu": None}}}}
 
 
 @pytest.mark.parametrize("damage, message", [
     ({"num_steps": "8"}, "num_steps='8', which is no number"),
+    ({"name": "damcha"}, "name='damcha', not 'mha'"),
+    ({"best": {"metrics": {"validation": {}}}}, "no nats_per_token on 'validation'"),
+    ({"best": {"metrics": {"validation": {"nats_per_token": None}}}}, "nats_per_token=None on"),
     ({"train_seconds": float("nan")}, "train_seconds=nan, which is no number"),
     ({"num_params": None}, "num_params=None, which is no number"),
     ({"best": 3}, "no metrics of the best checkpoint"),
@@ -80,10 +85,13 @@ RESULT = {"num_steps": 8, "num_params": 10, "model_flops_per_step": 3, "train_se
 def test_a_damaged_result_is_named(tmp_path, damage, message):
   directory = workdir_lib.Workdir(tmp_path)
   directory.write_json("result.json", RESULT)
-  assert read_result(directory) == RESULT
+  assert read_result(directory, name="mha") == RESULT
   directory.write_json("result.json", {**RESULT, **damage})
-  with pytest.raises(WorkdirError, match=f"result.json .*{message}; remove it"):
-    read_result(directory)
+  with pytest.raises(WorkdirError, match=f"result.json .*{message}.*; remove it"):
+    read_result(directory, name="mha")
+  directory.write_json("result.json", {})
+  with pytest.raises(WorkdirError, match="result.json has name=None"):
+    read_result(directory, name="mha")
 
 
 def test_files_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):

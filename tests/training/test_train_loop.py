@@ -60,6 +60,29 @@ def test_records_and_result_agree(finished):
   assert first["mfu"] is None and first["tokens_per_second"] > 0 and first["grad_norm"] > 0
 
 
+def test_what_belongs_to_no_known_configuration_or_lost_its_record_is_told(tmp_path, capsys):
+  config = TinyConfig(num_steps=4)
+  loop.train(tiny_task(), config, tmp_path, seed=0)
+  for name in ("result.json", "metrics.jsonl"):
+    (tmp_path / name).unlink()
+  loop.train(tiny_task(), config, tmp_path, seed=0)
+  assert "metrics.jsonl has no record of these steps" in capsys.readouterr().err
+  for name in ("result.json", "config.json"):
+    (tmp_path / name).unlink()
+  with pytest.raises(WorkdirError, match="has checkpoints, but no config.json"):
+    loop.train(tiny_task(), config, tmp_path, seed=0)
+  assert not (tmp_path / "config.json").exists()
+
+
+def test_the_result_of_another_run_is_refused(tmp_path):
+  config = TinyConfig(num_steps=4)
+  loop.train(tiny_task(), config, tmp_path, seed=0)
+  path = tmp_path / "result.json"
+  path.write_text(json.dumps({**json.loads(path.read_text()), "name": "other"}))
+  with pytest.raises(WorkdirError, match="has name='other', not 'tiny'"):
+    loop.train(tiny_task(), config, tmp_path, seed=0)
+
+
 def test_learns(finished):
   losses = [record["loss"] for record in records(finished[2], "train")]
   assert losses[-1] < losses[0] - 0.3

@@ -56,6 +56,7 @@ def base(name: str, size: str) -> ml_collections.ConfigDict:
   config.num_rounds = 7 if size == "paper" else 2  # of interleaved timing
   config.shapes = ()
   config.scaling = None
+  config.speed = None
   for section in ("damcha", "tha", "dcmha", "colmha", "moa", "mma", "authors", "optimizer"):
     config[section] = model[section]
   return config

@@ -2,6 +2,7 @@
 
   python -m experiments.efficiency --config=configs/table2.py
   python -m experiments.efficiency --config=configs/costs.py
+  python -m experiments.efficiency --config=configs/speed.py
 
 GFLOPs and parameters are counted in the modules that are built; peak memory is the compiled
 program's; times are measured here, all attentions in turn. The paper's figures stand beside ours.
@@ -24,6 +25,7 @@ from damcha_jax.reporting import Measurement
 from damcha_jax.training.workdir import Workdir
 from experiments import common
 from experiments import scaling
+from experiments import speed
 from experiments.contender import make_contenders, measure
 
 # The paper's names of what Table 2 compares, and of its columns.
@@ -42,10 +44,13 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
   """Counts and measures, and writes `summary.json` and `figures/` into `workdir`.
 
   What is measured at one shape is kept in `<workdir>/<dataset>-<variant>/result.json`, along one
-  axis in `<workdir>/scaling-<axis>/result.json`; an interrupted run goes on with the next.
+  axis in `<workdir>/scaling-<axis>/result.json`, with whole decoders in
+  `<workdir>/speed-<variant>/result.json`; an interrupted run goes on with the next.
   """
   config = freeze(config, EfficiencyConfig)
   contenders = [make_contenders(config, shape) for shape in config.shapes]
+  decoder_shapes = () if config.speed is None else config.speed.shapes
+  decoders = [speed.make_decoders(config, shape) for shape in decoder_shapes]
   if any(shape.measured == "train_step" for shape in config.shapes) and (
       "mha" not in config.attention_names):
     raise ConfigError("step times are relative to mha; add it to config key 'attentions'")
@@ -62,6 +67,9 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
     findings += kept(workdir / "formulas", lambda: scaling.formulas(config))
     for axis in scaling.AXES:
       findings += kept(workdir / f"scaling-{axis}", lambda: scaling.along(config, axis))
+  for shape, ones in zip(decoder_shapes, decoders, strict=True):
+    findings += kept(workdir / f"speed-{shape.variant}",
+                     lambda: [(one, None) for one in speed.measure(config, shape, ones)])
   rows = _rows(findings, config)
   if common.is_primary():
     if config.scaling is not None:

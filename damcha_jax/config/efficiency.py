@@ -8,7 +8,8 @@ from typing import Literal, Optional
 
 from damcha_jax.config.conversion import ConfigError
 from damcha_jax.config.sections import (AuthorsConfig, ColmhaConfig, DamchaConfig, DcmhaConfig,
-                                        MmaConfig, MoaConfig, OptimizerConfig, ThaConfig)
+                                        MmaConfig, ModelConfig, MoaConfig, OptimizerConfig,
+                                        ThaConfig)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +50,38 @@ class ScalingConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DamchaVariantConfig:
+  """A DAMCHA among the decoders whose speed is measured; the rest is as section `damcha` says."""
+
+  name: str
+  stride: int
+  sharing: Literal["generator", "stack", "none"]
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderShapeConfig:
+  """A whole decoder, on random bytes."""
+
+  variant: str  # of its rows
+  batch_size: int
+  context_length: int
+  model: ModelConfig
+  damcha_widths: tuple[int, ...]
+  # steps: train and evaluation steps, and the input pipeline; sampling: cached, token by token;
+  # memory and depth: of the compiled train step, the latter with 4 times the layers as well.
+  measured: Literal["steps", "sampling", "memory", "depth"]
+  omitted: tuple[str, ...]  # decoders to leave out
+
+
+@dataclasses.dataclass(frozen=True)
+class SpeedConfig:
+  """Decoders to time side by side: plain Flax's, those of `attentions`, and DAMCHA's variants."""
+
+  damcha_variants: tuple[DamchaVariantConfig, ...]  # in place of `damcha` in `attentions`
+  shapes: tuple[DecoderShapeConfig, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class EfficiencyConfig:
   """What is counted and measured, of which attentions."""
 
@@ -60,6 +93,7 @@ class EfficiencyConfig:
   num_rounds: int  # of interleaved timing
   shapes: tuple[ShapeConfig, ...]
   scaling: Optional[ScalingConfig]
+  speed: Optional[SpeedConfig]
   damcha: DamchaConfig  # but for what a shape says
   tha: ThaConfig
   dcmha: DcmhaConfig
@@ -88,6 +122,8 @@ class EfficiencyConfig:
     if self.scaling is not None:
       _check_shape(self.scaling.shape, "scaling.shape")
       _check_scaling(self.scaling)
+    if self.speed is not None:
+      _check_speed(self.speed)
 
   @property
   def attention_names(self) -> tuple[str, ...]:
@@ -95,14 +131,18 @@ class EfficiencyConfig:
 
 
 def _check_shape(shape: ShapeConfig, key: str) -> None:
-  for name in ("batch_size", "context_length", "num_layers", "num_heads", "features",
-               "mlp_features", "damcha_stride"):
-    if getattr(shape, name) < 1:
-      raise ConfigError(f"config key '{key}' has {name}={getattr(shape, name)}; it must be "
-                        "positive")
-  if shape.features % shape.num_heads:
-    raise ConfigError(f"config key '{key}' has num_heads={shape.num_heads}, which does not divide "
-                      f"features={shape.features}; choose a number of heads that does")
+  _check_sizes({name: getattr(shape, name) for name in (
+      "batch_size", "context_length", "num_layers", "num_heads", "features", "mlp_features",
+      "damcha_stride")}, key)
+
+
+def _check_sizes(sizes: dict[str, int], key: str) -> None:
+  for name, size in sizes.items():
+    if size < 1:
+      raise ConfigError(f"config key '{key}' has {name}={size}; it must be positive")
+  if sizes["features"] % sizes["num_heads"]:
+    raise ConfigError(f"config key '{key}' has num_heads={sizes['num_heads']}, which does not "
+                      f"divide features={sizes['features']}; choose a number of heads that does")
 
 
 def _check_scaling(scaling: ScalingConfig) -> None:
@@ -116,3 +156,19 @@ def _check_scaling(scaling: ScalingConfig) -> None:
   if any(features % heads for features, heads in pairs):
     raise ConfigError(f"config key 'scaling.num_heads' {scaling.num_heads} must divide every one "
                       f"of scaling.features {scaling.features}")
+
+
+def _check_speed(speed: SpeedConfig) -> None:
+  for key, names in (("damcha_variants", [one.name for one in speed.damcha_variants]),
+                     ("shapes", [shape.variant for shape in speed.shapes])):
+    if len(set(names)) < len(names):
+      raise ConfigError(f"two entries of config key 'speed.{key}' have the same name; rename one")
+  for one in speed.damcha_variants:
+    if one.stride < 1:
+      raise ConfigError(f"config key 'speed.damcha_variants' has stride={one.stride}; it must be "
+                        "positive")
+  for shape in speed.shapes:
+    sizes = {"batch_size": shape.batch_size, "context_length": shape.context_length}
+    for name in ("num_layers", "num_heads", "features", "mlp_features", "vocab_size"):
+      sizes[name] = getattr(shape.model, name)
+    _check_sizes(sizes, "speed.shapes")

@@ -1,0 +1,90 @@
+"""How fast whole decoders train, evaluate and sample, beside one of plain Flax.
+
+  python -m experiments.efficiency --config=configs/speed.py
+
+Decoders take turns in every round; every figure is a median, `_ratio` is to the plain Flax decoder
+in the same round and `_to_mha` to the suite's MHA. What is expected, in rows of `summary.json`:
+
+| variant | metric | decoder | at most |
+|---|---|---|---|
+| gpt2_layer | step_time_ratio | damcha_stride64 | 0.88 |
+| gpt2_layer | step_time_ratio | damcha_prefix_stack, damcha_prefix_generator | 1.25, 1.5 |
+| gpt2_layer | step_time_ratio | mha | 1.0 |
+| gpt2_layer | peak_share | damcha_stride64 | (at least) 0.65 |
+| d128_t64, d128_t256 | step_time_to_mha | damcha_prefix_stack | 2.5, 1.5 |
+| gpt2_t2048 | peak_memory_to_mha | damcha_prefix_stack, damcha_prefix_generator | 1.3 |
+| depth12 | compile_time_growth | all | 1.3 |
+| gpt2_sampling | token_time_growth | all | 1.2 |
+| gpt2_sampling | cache_speedup | all | (at least) 10 |
+| all with steps | supply_ratio | input_pipeline | (at least) 20 |
+| all with steps | host_wait_share | input_pipeline | 0.03 |
+
+About 8 minutes on two idle cores; the same command resumes at the shape where it stopped. Ratios
+of steps vary by some 0.03 with what else the machine does.
+
+  python -m experiments.efficiency --config=configs/speed.py:smoke
+
+Seconds after compilation; the same program on shapes too small to mean anything.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import ml_collections
+
+from configs import gpt2
+from configs import table2
+
+GPT2_LAYER = dict(num_heads=12, features=768, mlp_features=3072)  # 5.4; F as in `gpt2.py`
+D128 = dict(num_layers=4, num_heads=8, features=128, mlp_features=256)  # Table 2's
+OTHERS = ("tha", "dcmha", "colmha", "moa", "mma")
+
+
+def get_config(size: str = "paper") -> ml_collections.ConfigDict:
+  config = table2.base("speed", size)
+  config.attentions = ",".join(("mha", "damcha", *OTHERS))
+  config.damcha.parameterization = "rowsum"  # the same function as blocks, in less time
+  config.speed = ml_collections.ConfigDict(dict(
+      damcha_variants=(
+          dict(name="damcha_stride64", stride=64, sharing="generator"),
+          dict(name="damcha_stride64_stack", stride=64, sharing="stack"),
+          dict(name="damcha_prefix_generator", stride=1, sharing="generator"),
+          dict(name="damcha_prefix_stack", stride=1, sharing="stack"),
+      ),
+      shapes=tuple(_shapes()),
+  ))
+  if size == "smoke":
+    config.attentions = "mha,damcha"
+    config.speed.damcha_variants = config.speed.damcha_variants[::3]
+    small = dict(num_layers=1, num_heads=4, features=16, mlp_features=32)
+    config.speed.shapes = tuple(
+        table2.reduced({**entry, "model": {**entry["model"], **small}}, batch_size=2,
+                       context_length=16, damcha_widths=(4, 4))
+        for entry in config.speed.shapes if not entry["variant"].startswith("d128"))
+  return config.lock()
+
+
+def _shapes() -> Iterator[dict[str, Any]]:
+  layers = dict(num_layers=3, **GPT2_LAYER)
+  few = dict(omitted=OTHERS)  # whose step times in small layers are in `costs.py`
+  yield decoder("gpt2_layer", 2, 512, (32, 32), layers, "steps")
+  for length in (64, 256):
+    yield decoder(f"d128_t{length}", 8, length, (256, 512), D128, "steps", **few)
+  yield decoder("gpt2_sampling", 1, 512, (32, 32), layers, "sampling", **few)
+  yield decoder("gpt2_t2048", 1, 2048, (32, 32), layers, "memory", **few)
+  # Flax's has no scan over layers, and takes four times as long to compile with four times as many.
+  yield decoder("depth12", 1, 64, (32, 32), dict(D128, num_layers=12, scan_layers=True), "depth",
+                omitted=("flax", "damcha_stride64_stack", "damcha_prefix_generator", *OTHERS))
+
+
+def decoder(variant: str, batch_size: int, context_length: int, damcha_widths: tuple[int, ...],
+            sizes: dict[str, Any], measured: str, omitted: tuple[str, ...] = ()) -> dict[str, Any]:
+  """An entry of `speed.shapes`: the decoder of Section 5.4 in float32 with other sizes."""
+  model = gpt2.paper("mix").model.to_dict() | dict(
+      dropout_rate=0.0,  # plain Flax's has none
+      scan_layers=False,  # faster on a CPU
+      attention_implementation="plain",  # one program for all: few of them have a fused kernel
+      dtype="float32",
+  )
+  return dict(variant=variant, batch_size=batch_size, context_length=context_length,
+              model=model | sizes, damcha_widths=damcha_widths, measured=measured, omitted=omitted)

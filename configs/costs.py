@@ -4,8 +4,8 @@
 
 Counts, peak memory and latency of the layers of Section 5.1's model, GPT-2 and ViT-S/16; the
 constants that Table 7's formulas leave out, which `table7_residual` 0 shows to be all there is;
-exponents in T, D, H and N, counted and measured, with plots; step times relative to MHA. About 25
-minutes on two busy cores, most of them compiling; the same command resumes at the shape where it
+exponents in T, D, H and N, counted and measured, with plots; step times relative to MHA. Five
+minutes on two idle cores, most of them compiling; the same command resumes at the shape where it
 stopped.
 
   python -m experiments.efficiency --config=configs/costs.py:smoke

@@ -145,7 +145,7 @@ class Inputs(NamedTuple):
   """How the input pipeline keeps up."""
 
   batch_seconds: float  # to make a batch and place it
-  host_share: float  # of the time of a training loop, spent on that
+  wait_share: float  # of the time of a training loop, in which the device may have waited for that
 
 
 def make_decoders(config: EfficiencyConfig, shape: DecoderShapeConfig) -> list[Decoder]:
@@ -182,12 +182,12 @@ def _steps(config: EfficiencyConfig, shape: DecoderShapeConfig,
     yield _one(shape, decoder.name, "step_gflops", step.flops / 1e9, "GFLOP")
     yield _one(shape, decoder.name, "compile_time", step.compile_seconds, "s")
   yield from _peak_memory(shape, steps)
+  evaluate = {decoder.name: jax.jit(decoder.task.eval_loss_fn) for decoder in decoders}
   for seed in config.seeds:
     source = _source(shape, seed)
     yield from _train_times(config, shape, steps, source, seed)
     batch = source.batch_at(0)
     params = {decoder.name: steps[decoder.name].state.params for decoder in decoders}
-    evaluate = {decoder.name: jax.jit(decoder.task.eval_loss_fn) for decoder in decoders}
     seconds = complexity.interleaved_seconds(
         {name: lambda name=name: evaluate[name](params[name], batch) for name in evaluate},
         config.num_rounds)
@@ -214,13 +214,13 @@ def _train_times(config: EfficiencyConfig, shape: DecoderShapeConfig,
     share = step.flops / product_flops / complexity.median_ratio(seconds[name], seconds[MATMUL])
     yield _one(shape, name, "peak_share", share, "1", seed=seed)
   fastest = min(of_steps, key=lambda name: statistics.median(of_steps[name]))
-  inputs = _inputs(steps[fastest], source, config.num_rounds)
+  inputs = _inputs(steps[fastest], source, 2 * config.num_rounds)
   yield _one(shape, INPUTS, "batches_per_second", 1 / inputs.batch_seconds, "1/s", seed=seed)
   yield _one(shape, INPUTS, "supply_ratio",
              statistics.median(seconds[fastest]) / inputs.batch_seconds, "1", seed=seed,
              note=f"batches made in the time of a step of {fastest}, the fastest")
-  yield _one(shape, INPUTS, "host_wait_share", inputs.host_share, "1", seed=seed,
-             note="at most: batches are made while the step before computes")
+  yield _one(shape, INPUTS, "host_wait_share", inputs.wait_share, "1", seed=seed,
+             note="at most: of batches that were not made before the last step was done")
 
 
 def _inputs(step: TrainStep, source: TrainWindows, num_steps: int) -> Inputs:
@@ -230,16 +230,17 @@ def _inputs(step: TrainStep, source: TrainWindows, num_steps: int) -> Inputs:
     start = time.perf_counter()
     step.place(source.batch_at(index))
     alone.append(time.perf_counter() - start)
-  start, host, pending = time.perf_counter(), 0.0, None
+  start, waited, last = time.perf_counter(), 0.0, None
   for index in range(num_steps):
     begin = time.perf_counter()
     batch = step.place(source.batch_at(index))
-    host += time.perf_counter() - begin
+    if last is not None and last.is_ready():  # the device had nothing left to do
+      waited += time.perf_counter() - begin
     loss = step(batch)
-    jax.block_until_ready(pending)
-    pending = loss
-  jax.block_until_ready(pending)
-  return Inputs(statistics.median(alone), host / (time.perf_counter() - start))
+    jax.block_until_ready(last)
+    last = loss
+  jax.block_until_ready(last)
+  return Inputs(statistics.median(alone), waited / (time.perf_counter() - start))
 
 
 def _sampling(config: EfficiencyConfig, shape: DecoderShapeConfig,
@@ -248,13 +249,15 @@ def _sampling(config: EfficiencyConfig, shape: DecoderShapeConfig,
   num_rounds = 2 * config.num_rounds
   early, late = shape.context_length // 8, 7 * shape.context_length // 8
   for seed in config.seeds:
-    functions: dict[tuple[str, str], Callable[[], Any]] = {}
+    made = {}
     for decoder in decoders:
       params = decoder.initial_params(seed)
       writers = _writers(decoder, params, (early - num_rounds // 2, late - num_rounds // 2))
-      functions[decoder.name, "early"], functions[decoder.name, "late"] = writers
-      functions[decoder.name, "rerun"] = _rerun(decoder, params)
-    seconds = complexity.interleaved_seconds(functions, num_rounds)
+      made[decoder.name] = dict(zip(("early", "late"), writers), rerun=_rerun(decoder, params))
+    # One decoder after another, so that none finds its parameters in the processor's cache.
+    seconds = complexity.interleaved_seconds(
+        {(name, when): made[name][when] for when in ("early", "late", "rerun") for name in made},
+        num_rounds)
     of = lambda when: {decoder.name: seconds[decoder.name, when] for decoder in decoders}
     yield from _times(shape, "token_time", of("late"), seed, "test", f"around token {late}")
     yield from _times(shape, "rerun_time", of("rerun"), seed, "test",
@@ -319,7 +322,7 @@ def _depth(config: EfficiencyConfig, shape: DecoderShapeConfig,
       shape.model, num_layers=DEPTH_FACTOR * shape.model.num_layers))
   pairs = list(zip(decoders, make_decoders(config, deep), strict=True))
   ratios: dict[str, list[float]] = {decoder.name: [] for decoder in decoders}
-  for _ in range(-(-config.num_rounds // 4)):  # compiling takes its time
+  for _ in range(-(-config.num_rounds // 3)):  # compiling takes its time
     for decoder, deeper in pairs:
       shallow_seconds = decoder.train_step().compile_seconds
       ratios[decoder.name].append(deeper.train_step().compile_seconds / shallow_seconds)

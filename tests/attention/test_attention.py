@@ -1,5 +1,7 @@
 """The attentions against Flax's and against NumPy, with every kind of mask, cache and dtype."""
 
+import re
+
 import chex
 from flax import linen as nn
 import jax
@@ -7,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from damcha_jax.attention import DamchaAttention, FutureLeakError, MultiHeadAttention
+from damcha_jax.attention import core, DamchaAttention, FutureLeakError, masks, MultiHeadAttention
 from damcha_jax.metric import MetricGenerator, StaticMetric
 
 B, T, S, D, H = 2, 6, 5, 8, 2
@@ -215,6 +217,21 @@ def test_blind_queries_are_finite_with_finite_gradients(kind):
   np.testing.assert_allclose(output[1, 2], bias, atol=1e-6)
   np.testing.assert_allclose(output[0], np.broadcast_to(bias, (T, D)), atol=1e-6)
   assert np.isfinite(jax.grad(loss)(X)).all()
+
+
+@pytest.mark.parametrize("num_queries, num_keys", [(T, T), (T, S), (S, T)])
+def test_causality_alone_hides_the_future_exactly_in_one_pass(num_queries, num_keys):
+  query_BTHK = RNG.normal(size=(B, num_queries, H, K)).astype(np.float32)
+  key_BSHK = RNG.normal(size=(B, num_keys, H, K)).astype(np.float32)
+  mask = masks.causal(num_queries, num_keys)
+  causal = lambda q, k: core.attention_weights(q, k, scale=20.0, is_causal=True)
+  masked = lambda q, k: core.attention_weights(q, k, scale=20.0, mask=mask)
+  weights_BHTS = causal(query_BTHK, key_BSHK)
+  np.testing.assert_array_equal(weights_BHTS, masked(query_BTHK, key_BSHK))
+  assert not np.any(np.where(mask, 0.0, weights_BHTS))
+  selections = lambda function: len(re.findall(  # of scores or weights, not of the mask's entries
+      r":f32\[[\d,]+\] = select_n", str(jax.make_jaxpr(function)(query_BTHK, key_BSHK))))
+  assert selections(masked) == 2 and selections(causal) == 1
 
 
 @pytest.mark.parametrize("kind", ["mha", "stride"])

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from damcha_jax.metric.generator import SharedGenerator
+from damcha_jax.models.activations import constrain
 
 Array = jax.Array
 
@@ -166,8 +167,8 @@ class Block(nn.Module):
           name="mlp",
       )(y_BTD, self.deterministic)
 
-    x_BTD = self._residual(x_BTD, attend, "attention_norm")
-    return self._residual(x_BTD, feed_forward, "mlp_norm")
+    x_BTD = constrain(self._residual(constrain(x_BTD), attend, "attention_norm"))
+    return constrain(self._residual(x_BTD, feed_forward, "mlp_norm"))
 
   def _bound_generator(self, generator_params: Any) -> nn.Module:
     """The stack's generator: with given parameters under scan, else through the shared scope."""

@@ -13,6 +13,7 @@ import numpy as np
 from damcha_jax.config import ConfigError
 from damcha_jax.errors import CheckpointError, Interrupted, NonFiniteError
 from damcha_jax.evaluation.likelihood import Evaluator
+from damcha_jax.models.activations import sharded_like
 from damcha_jax.training import flops as flops_lib
 from damcha_jax.training import optimizer as optimizer_lib
 from damcha_jax.training import sharding as sharding_lib
@@ -101,7 +102,8 @@ class _Run:
     self.root = state_lib.root_key(seed, config.prng_impl)
     self.optimizer = optimizer_lib.make_optimizer(config.optimizer, config.num_steps,
                                                   task.parameter_groups)
-    self.evaluator = Evaluator(task.eval_loss_fn, self.partitioning.place_global_rows,
+    self.evaluator = Evaluator(sharded_like(self.partitioning.batch, task.eval_loss_fn),
+                               self.partitioning.place_global_rows,
                                config.evaluation.batch_size, self.partitioning.batch_multiple,
                                out_shardings=self.partitioning.replicated)
     self.diagnostics = jax.jit(task.diagnostics, out_shardings=self.partitioning.replicated)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from damcha_jax.models.activations import sharded_like
 from damcha_jax.training import optimizer as optimizer_lib
 from damcha_jax.training import state as state_lib
 from damcha_jax.training.sharding import Partitioning
@@ -57,7 +58,7 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, schedul
 def accumulate(loss_fn: Callable[..., Any], params: PyTree, batch: PyTree, key: jax.Array,
                num_microbatches: int, partitioning: Partitioning) -> tuple[Any, PyTree, PyTree]:
   """`(loss_sum, sums, gradient of loss_sum)` of the batch, one microbatch in memory at a time."""
-  value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
+  value_and_grad = jax.value_and_grad(sharded_like(partitioning.batch, loss_fn), has_aux=True)
   if num_microbatches == 1:
     (loss_sum, sums), grads = value_and_grad(params, batch, key)
     return loss_sum, sums, grads

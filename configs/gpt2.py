@@ -205,7 +205,7 @@ def shrink_to_cpu(config: ml_collections.ConfigDict) -> None:
   config.model.update(num_layers=3, num_heads=4, features=128, mlp_features=512, dropout_rate=0.0,
                       tie_embeddings=False, initializer="lecun", scan_layers=False,
                       dtype="float32")
-  # rowsum trains the same function as blocks in a fraction of the time; W = 2NH matches the
+  # rowsum trains the same function as blocks with fewer parameters; W = 2NH matches the
   # parameters of the projections it replaces; stride 8 gives 8 contexts per window.
   config.damcha.update(parameterization="rowsum", stride=8, widths=(24,) * 8)
   config.optimizer.update(learning_rate=4e-3, warmup_steps=100, b2=0.99)

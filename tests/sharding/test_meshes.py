@@ -115,11 +115,12 @@ def test_meshes_exchange_parameters_and_gradients_and_no_activations():
     data, fsdp = exchanged["8x1x1"][attention], exchanged["1x8x1"][attention]
     params = data["params"]
     assert set(data) == {"all-reduce", "params", "peak"}
-    # The gradients, once; the tied embedding's two parts each.
-    assert params <= data["all-reduce"] < 1.05 * params
+    # The gradients, once: the tied embedding's two parts each, and of a row of blocks, whose
+    # gradients are equal, one.
+    assert 0.6 * params < data["all-reduce"] < 1.05 * params
     assert fsdp["all-reduce"] < 1.3 * params
     assert fsdp["all-gather"] < 1.3 * params  # on a CPU forward and backward share one gather
-    assert fsdp["peak"] < 0.6 * data["peak"]
+    assert fsdp["peak"] < 0.75 * data["peak"]
 
 
 def test_a_dimension_that_does_not_divide_names_parameter_axis_and_remedy():

@@ -344,7 +344,7 @@ def claim(directory: Workdir, config: Any,
   """
   wanted = json.loads(json.dumps(to_dict(config)))
   with directory.locked():
-    present = directory.read_json("config.json")
+    present = directory.read_config()
     if present is not None:
       if not all(isinstance(present.get(key), type(wanted[key])) for key in extensible):
         kind = "that of a single run" if "run" in present else "no directory of this experiment's"

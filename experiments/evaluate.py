@@ -66,7 +66,7 @@ def parse(argv: Sequence[str]) -> tuple[Path, dict[str, str]]:
 
 
 def _config(workdir: Path, changes: dict[str, str]) -> Any:
-  contents, known = Workdir(workdir).read_json("config.json"), (*FAMILIES, "ablations")
+  contents, known = Workdir(workdir).read_config(), (*FAMILIES, "ablations")
   if contents is None or contents.get("experiment") not in known:
     raise WorkdirError(f"{workdir} holds no runs of {', '.join(known)}; name the directory that "
                        "training wrote")

@@ -24,6 +24,7 @@ from damcha_jax.config.sections import (AuthorsConfig, CheckpointConfig, ColmhaC
                                         VisionModelConfig)
 from damcha_jax.config.text_generation import (DecodingConfig, TextDataConfig,
                                                TextGenerationConfig, TextMetricsConfig)
+from damcha_jax.config.upgrade import upgraded
 
 
 def freeze(config: ConfigDict | Mapping[str, Any], cls: type = LanguageModelConfig) -> Any:

@@ -39,7 +39,7 @@ def describe_run(directory: Path) -> RunDescription:
   Raises:
     WorkdirError: there is none, or it is not a run's.
   """
-  contents = Workdir(directory).read_json("config.json")
+  contents = Workdir(directory).read_config()
   run = contents.pop("run", None) if contents is not None else None
   if not (isinstance(run, dict) and isinstance(run.get("name"), str)
           and type(run.get("seed")) is int):

@@ -16,7 +16,7 @@ from typing import Any, Optional
 
 import jax
 
-from damcha_jax.config import to_dict
+from damcha_jax.config import to_dict, upgraded
 from damcha_jax.errors import WorkdirError
 
 # A summary over several runs may gain attentions and seeds; one run has exactly one of each.
@@ -59,7 +59,7 @@ class Workdir:
 
   def check_config(self, config: Any, name: str, seed: int) -> None:
     """Raises `WorkdirError`, naming the first differing key, if another configuration ran here."""
-    present = self.read_json("config.json")
+    present = self.read_config()
     if present is None:
       checkpoints = self.path / "checkpoints"
       if checkpoints.is_dir() and any(checkpoints.iterdir()):
@@ -84,6 +84,15 @@ class Workdir:
       return []
     return [f"{key} {old.get(key)} -> {value}" for key, value in new.items()
             if old.get(key) != value]
+
+  def read_config(self) -> Optional[dict[str, Any]]:
+    """The `config.json`, with today's keys whatever version wrote it, or None where there is none.
+
+    Raises:
+      WorkdirError: as `read_json`.
+    """
+    contents = self.read_json("config.json")
+    return None if contents is None else upgraded(contents)
 
   def read_json(self, name: str, keys: Iterable[str] = ()) -> Optional[dict[str, Any]]:
     """The contents of a JSON file in the directory, or None where there is none.

@@ -28,7 +28,7 @@ def test_training_goes_on_from_it(golden, tmp_path):
 
 
 def test_its_parameters_compute_what_they_did(golden):
-  step, params = restore_params(golden_checkpoint.FOLDER, golden.targets.params, "best",
+  step, params = restore_params(golden_checkpoint.FOLDER, golden.targets.params, "last",
                                 "nats_per_token", pytest.fail)
   assert step == golden_checkpoint.STEP
   expected = json.loads((golden_checkpoint.FOLDER / "logits.json").read_text())

@@ -37,6 +37,7 @@ def _run(monkeypatch, *arguments):
   common.launch(synthetic.train_and_evaluate, "synthetic")
 
 
+@pytest.mark.families
 def test_rows_say_gaps_intervals_and_the_optimum(tmp_path):
   synthetic.train_and_evaluate(_config(), tmp_path)
   rows = _rows(tmp_path)
@@ -85,6 +86,7 @@ def test_an_interrupted_study_goes_on_in_the_middle_of_a_cell_with_the_same_numb
   assert _rows(parts) == _rows(whole)
 
 
+@pytest.mark.families
 def test_finished_cells_are_only_read_and_attentions_may_be_added(tmp_path, monkeypatch):
   synthetic.train_and_evaluate(_config(attentions="mha"), tmp_path)
   stamp = lambda: (tmp_path / "classification/d8/mha/metrics.jsonl").stat().st_mtime_ns

@@ -56,6 +56,7 @@ def test_lanes_of_a_seed_start_alike_and_learn_apart():
   assert not np.allclose(kernel(grads, 0), kernel(grads, 2))
 
 
+@pytest.mark.families
 def test_one_after_the_other_is_the_same_as_all_at_once(monkeypatch):
   task = _task("damcha", task="classification")
   params, batch = task.init_params(jax.random.key(0)), task.train_source.batch_at(0)
@@ -92,6 +93,7 @@ def test_padding_counts_for_nothing():
     np.testing.assert_allclose(rows.sum(), padded[name].sum(), rtol=1e-5)
 
 
+@pytest.mark.families
 def test_an_attention_learns_and_what_it_learns_is_in_its_metrics():
   task = _task("mha", seeds=(0,), batch_size=64)
   params = task.init_params(jax.random.key(0))

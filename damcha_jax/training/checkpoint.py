@@ -147,9 +147,8 @@ class Checkpointer:
       self._note(f"a checkpoint in flight was lost ({one_line(error)}); older ones are intact")
 
   def _named_checksums(self, state: TrainState) -> dict[str, int]:
-    values = jax.device_get(checksums(state))
     paths, _ = jax.tree_util.tree_flatten_with_path(state)
-    return {path_name(path): int(value) for (path, _), value in zip(paths, values)}
+    return {path_name(path): value for (path, _), value in zip(paths, checksums(state))}
 
   def _compare(self, path: Path, state: TrainState, expected: dict[str, int]) -> None:
     for name, checksum in self._named_checksums(state).items():
@@ -197,12 +196,14 @@ class _KeepLastAndBest:
     return [step in best or step in last for step in steps]
 
 
-def checksums(tree: PyTree) -> list[jax.Array]:
+def checksums(tree: PyTree) -> list[int]:
   """One uint32 per leaf: `sum_n bits_n (2n + 1) mod 2^32` over its elements in row-major order.
 
   Integer sums do not depend on the order of addition, so the value is the same on any mesh.
   """
-  return [_checksum(leaf) for leaf in jax.tree.leaves(tree)]
+  # One after the other: many programs with collectives in flight at once can starve each other of
+  # threads on a CPU that stands for several devices.
+  return [int(_checksum(leaf)) for leaf in jax.tree.leaves(tree)]
 
 
 @jax.jit  # leaf by leaf: Adam's moments reuse what was compiled for the parameters

@@ -82,6 +82,7 @@ class _Features:
     return images.reshape(len(images), 2, 4, 2, 4).mean((2, 4)).reshape(len(images), 4) / 255
 
 
+@pytest.mark.families
 def test_a_run_is_evaluated_and_a_rerun_draws_nothing_again(capsys, tmp_path, monkeypatch):
   arguments = (SMOKE, f"--workdir={tmp_path}", "--config.attentions=mha", "--config.num_steps=12",
                "--config.model.num_layers=1")

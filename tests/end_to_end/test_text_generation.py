@@ -110,6 +110,7 @@ def _check_summary(workdir, attentions):
   return rows
 
 
+@pytest.mark.families
 def test_a_run_is_evaluated_and_again_from_what_it_kept(capsys, tmp_path, data_dir, folder):
   arguments = (SMOKE, f"--workdir={tmp_path}", data_dir, "--config.attentions=mha",
                "--config.num_steps=12", f"--config.dataset={folder}", "--config.context_length=48",

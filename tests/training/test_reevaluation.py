@@ -16,6 +16,7 @@ def _ignore(line):
   del line
 
 
+@pytest.mark.families
 def test_a_run_is_reevaluated_with_the_blocks_that_are_left(tmp_path):
   config = tiny_language_model(write_corpus(tmp_path / "text.txt"), scan_layers=False)
   config = dataclasses.replace(

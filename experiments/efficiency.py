@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import json
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from ml_collections import ConfigDict
 

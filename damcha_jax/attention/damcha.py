@@ -17,10 +17,9 @@ with a static part that stays factored and an adaptive update of rank `update_ra
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Optional
 
 from flax import linen as nn
-import jax
 import jax.numpy as jnp
 
 from damcha_jax.attention import masks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-import math
 from typing import Any, Callable, NamedTuple
 
 import jax.numpy as jnp

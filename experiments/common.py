@@ -150,14 +150,19 @@ def _check_overrides(argv: Sequence[str]) -> None:
     if not match:
       continue
     value = match[1] if match[1] is not None else "".join(argv[index + 1:index + 2])
-    keys = set(_keys(_load(value)))
+    keys = set(_keys(load_config(value)))
     for argument in argv:
       override = re.match(r"--?(?:no)?config\.([^=]+)", argument)
       if override and override[1] not in keys:
         raise ConfigError(unknown_key_message(override[1], keys))
 
 
-def _load(value: str) -> ConfigDict:
+def load_config(value: str) -> ConfigDict:
+  """The config that `--config=value` names, such as configs/mix.py:cpu.
+
+  Raises:
+    ConfigError: it cannot be loaded.
+  """
   path, _, size = value.partition(":")
   spec = importlib.util.spec_from_file_location("config_file", path)
   if spec is None or not Path(path).is_file():

@@ -22,8 +22,9 @@ from damcha_jax.config import ConfigError, ImageDataConfig
 from damcha_jax.config.image_generation import PIXEL_TOKENS
 from damcha_jax.data import emoji
 from damcha_jax.data import palette as palette_lib
-from damcha_jax.data.image_sets import IMAGE_SETS
+from damcha_jax.data.image_sets import IMAGE_SETS, Labelled
 from damcha_jax.data.prepared_images import load_images
+from damcha_jax.data.shuffling import permutation, ShuffledEpochs
 from damcha_jax.data.sources import BOS
 from damcha_jax.errors import DataError
 
@@ -115,9 +116,20 @@ def _real(dataset: str, data_dir: str) -> tuple[dict[str, np.ndarray], dict[str,
 
 
 def _sample() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+  splits = sample_images("group")
+  return ({name: one.images for name, one in splits.items()},
+          {name: one.labels["group"] for name, one in splits.items()})
+
+
+def sample_images(label: str) -> dict[str, Labelled]:
+  """The emoji that ship with the package, by split; their label is the 'group' or 'subgroup'.
+
+  Raises:
+    DataError: they cannot be read.
+  """
   try:
     with np.load(io.BytesIO(lzma.decompress(SAMPLE_FILE.read_bytes()))) as archive:
-      images, group, split = archive["images"], archive["group"], archive["split"]
+      images, labels, split = archive["images"], archive[label], archive["split"]
   except (OSError, ValueError, KeyError, lzma.LZMAError) as error:
     raise DataError(f"the sample images {SAMPLE_FILE} cannot be read ({error}); "
                     "reinstall the package") from error
@@ -125,8 +137,8 @@ def _sample() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
   order = permutation(len(images), seed=0, epoch=0)
   chosen = {name: order[split[order] == number]
             for number, name in enumerate(("train", "validation", "test"))}
-  return ({name: images[indices] for name, indices in chosen.items()},
-          {name: group[indices] for name, indices in chosen.items()})
+  return {name: Labelled(images[indices], {label: labels[indices]})
+          for name, indices in chosen.items()}
 
 
 def _in_parts(convert: Callable[[np.ndarray], np.ndarray], images: np.ndarray) -> np.ndarray:
@@ -155,39 +167,18 @@ def pool(images_NHWC: np.ndarray, size: int) -> np.ndarray:
   return ((2 * total + factor**2) // (2 * factor**2)).astype(np.uint8)
 
 
-def permutation(num: int, seed: int, epoch: int) -> np.ndarray:
-  """The order of `num` examples in an epoch, [num]."""
-  # Raw words, because NumPy promises their stream for ever, and not that of `permutation`.
-  key = np.array([seed % 2**64, epoch], np.uint64)
-  return np.argsort(np.random.Philox(key=key).random_raw(num), kind="stable")
-
-
 class TrainImages:
-  """Epochs of shuffled images, one after another; batch `step` depends on (seed, step) alone.
-
-  Row r of the global batch of step n is number (n B + r) mod N of epoch (n B + r) div N, whose
-  order is a function of (seed, epoch): every image comes once an epoch. Process p of P takes rows
-  [p B / P, (p + 1) B / P).
-  """
+  """Epochs of shuffled images, one after another; batch `step` depends on (seed, step) alone."""
 
   def __init__(self, tokens_NT: np.ndarray, begin_N: np.ndarray, batch_size: int, seed: int,
                process_index: int = 0, process_count: int = 1):
     """Raises ConfigError if the batch is not divisible among the processes."""
-    if batch_size % process_count:
-      raise ConfigError(f"batch_size {batch_size} is not divisible by the {process_count} "
-                        "processes; choose a multiple")
     self._tokens_NT, self._begin_N = tokens_NT, begin_N
-    self._batch_size, rows = batch_size, batch_size // process_count
-    self._rows = np.arange(process_index * rows, (process_index + 1) * rows)
-    # A batch touches two epochs at most, unless it is larger than the data.
-    self._order = functools.lru_cache(maxsize=2)(
-        functools.partial(permutation, len(tokens_NT), seed))
+    self._order = ShuffledEpochs(len(tokens_NT), batch_size, seed, process_index, process_count)
 
   def batch_at(self, step: int) -> Batch:
     """This process's rows of batch `step`: inputs, targets int32 [b, T], weights float32 [b, T]."""
-    epochs, places = np.divmod(step * self._batch_size + self._rows, len(self._tokens_NT))
-    indices = np.array([self._order(epoch)[place]
-                        for epoch, place in zip(epochs.tolist(), places.tolist())])
+    indices = self._order.indices(step)
     targets_BT = self._tokens_NT[indices].astype(np.int32)
     return _batch(targets_BT, self._begin_N[indices], np.ones(targets_BT.shape, np.float32))
 

@@ -1,0 +1,115 @@
+"""The config of an experiment that trains Transformers with any of the attentions."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from typing import Any, Literal
+
+from damcha_jax.config.conversion import require
+from damcha_jax.config.sections import (AuthorsConfig, CheckpointConfig, ColmhaConfig, DamchaConfig,
+                                        DcmhaConfig, EvaluationConfig, LoggingConfig, MeshConfig,
+                                        MmaConfig, MoaConfig, ModelConfig, OptimizerConfig,
+                                        ThaConfig, VisionModelConfig)
+
+_POSITIVE = ("model.num_layers", "model.num_heads", "model.features", "model.mlp_features",
+             "damcha.stride", "dcmha.rank", "authors.expert_factor", "authors.local_window")
+_FRACTIONS = ("model.dropout_rate", "model.attention_dropout_rate")
+_NOT_NEGATIVE = ("checkpoint.keep_best", "mma.local_window", "moa.switch_coefficient",
+                 "moa.z_coefficient", "moa.cv_coefficient")
+_POSITIVE_OR_NONE = ("tha.num_key_heads", "tha.num_softmax_heads", "tha.num_value_heads",
+                     "tha.key_head_features", "tha.value_head_features", "tha.query_chunk",
+                     "dcmha.window", "dcmha.query_chunk", "colmha.key_features", "moa.num_experts",
+                     "moa.experts_per_token", "moa.expert_features", "authors.router_rank")
+# The attentions that a fused scaled-dot-product kernel can compute.
+_FUSED = ("mha", "damcha", "moa", "mma")
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+  """What every experiment that trains one kind of Transformer has in common."""
+
+  experiment: str
+  name: str  # of the config file
+  size: str
+  dataset: str
+  attentions: str  # comma-separated
+  seeds: tuple[int, ...]
+  num_steps: int
+  batch_size: int
+  model: ModelConfig | VisionModelConfig  # subclasses say which
+  damcha: DamchaConfig
+  tha: ThaConfig
+  dcmha: DcmhaConfig
+  colmha: ColmhaConfig
+  moa: MoaConfig
+  mma: MmaConfig
+  authors: AuthorsConfig
+  optimizer: OptimizerConfig
+  mesh: MeshConfig
+  logical_rules: tuple[tuple[str, Any], ...]
+  evaluation: EvaluationConfig
+  checkpoint: CheckpointConfig
+  logging: LoggingConfig
+  prng_impl: Literal["threefry2x32", "rbg", "unsafe_rbg"]
+
+  def __post_init__(self):
+    _check(self)
+
+  @property
+  def attention_names(self) -> tuple[str, ...]:
+    return tuple(self.attentions.split(","))
+
+
+def _check(config: TransformerConfig) -> None:
+  """Checks what would otherwise fail deep in the model; the rest is checked where it is used."""
+  model, damcha = config.model, config.damcha
+  for name in _POSITIVE:
+    require(operator.attrgetter(name)(config) > 0, f"config key '{name}' must be positive")
+  for name, values in (("attentions", config.attention_names), ("seeds", config.seeds)):
+    require(len(set(values)) == len(values) > 0,
+            f"config key '{name}' must name at least one entry and none twice, not {values}")
+  require(config.dataset != "", "config key 'dataset' is empty; name a corpus or a text file")
+  require(all(0 <= seed < 2**63 for seed in config.seeds),
+          f"config key 'seeds' must hold numbers from 0 to 2^63 - 1, not {config.seeds}")
+  require(all(width > 0 for width in damcha.widths),
+          f"config key 'damcha.widths' must hold positive widths, not {damcha.widths}")
+  require(model.features % model.num_heads == 0,
+          f"model.features={model.features} is not divisible by model.num_heads="
+          f"{model.num_heads}; choose a multiple")
+  for name in _FRACTIONS:
+    value = operator.attrgetter(name)(config)
+    require(0 <= value < 1, f"{name}={value} must be at least 0 and below 1")
+  for name in _POSITIVE_OR_NONE:
+    value = operator.attrgetter(name)(config)
+    require(value is None or value > 0, f"{name}={value} must be positive, or None")
+  for name in _NOT_NEGATIVE:
+    value = operator.attrgetter(name)(config)
+    require(0 <= value < math.inf, f"{name}={value} must be at least 0 and finite")
+  fused = model.attention_implementation in ("xla", "cudnn")
+  require(not fused or model.attention_dropout_rate == 0,
+          "model.attention_dropout_rate needs the weights that a fused kernel never forms; use 0, "
+          "or model.attention_implementation='plain'")
+  for name in config.attention_names if fused else ():
+    require(name in _FUSED, f"attention '{name}' mixes or widens what fused kernels compute; use "
+            "model.attention_implementation='plain' (or 'auto')")
+  _check_form(damcha, fused and "damcha" in config.attention_names)
+  require(damcha.parameterization == "blocks"
+          or damcha.block_ablation_train == damcha.block_ablation_eval == "full",
+          "damcha.parameterization='rowsum' keeps no single blocks to ablate; use 'blocks'")
+
+
+def _check_form(damcha: DamchaConfig, fused: bool) -> None:
+  rank = damcha.update_rank
+  if damcha.form == "head_slice":
+    require(rank is None,
+            "damcha.update_rank is for damcha.form='full_width'; the head-slice metric is K x K")
+    return
+  require(rank is None or rank >= 0,
+          f"damcha.update_rank={rank} must be at least 0, or None for a full update")
+  require(rank == 0 or damcha.parameterization == "rowsum",
+          "damcha.form='full_width' has no blocks; use damcha.parameterization='rowsum'")
+  require(rank == 0 or not fused,
+          "damcha.form='full_width' has queries wider than values, which fused kernels do not "
+          "take; use model.attention_implementation='plain'")

@@ -201,6 +201,31 @@ def plot_intervals(path: Path, curves: Mapping[str, Sequence[tuple[float, float,
   _save(figure, path.with_name(path.name + ".svg"))
 
 
+def plot_differences(path: Path, differences: Mapping[str, tuple[float, float]], title: str,
+                     quantity: str) -> None:
+  """Writes one line per name, a difference with the half width of its interval, as PNG and SVG.
+
+  Args:
+    path: of both files, without their suffixes.
+    differences: (mean, half width) by name, from above; half widths are 0 where there are none.
+    title: of the figure.
+    quantity: of the axis.
+  """
+  from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel
+
+  figure = Figure(figsize=(8, 1.4 + 0.32 * len(differences)), layout="constrained")
+  axes = figure.subplots()
+  means, halves = zip(*differences.values())
+  rows = range(len(differences))
+  axes.errorbar(means, rows, xerr=halves, fmt="o", capsize=3)
+  axes.axvline(0.0, color="black", linewidth=1)
+  axes.set(title=title, xlabel=quantity)
+  axes.set_yticks(rows, list(differences))
+  axes.set_ylim(len(differences) - 0.5, -0.5)
+  _save(figure, path.with_name(path.name + ".png"))
+  _save(figure, path.with_name(path.name + ".svg"))
+
+
 def plot_distributions(path: Path, values: Mapping[str, np.ndarray], title: str, quantity: str,
                        unit: str) -> None:
   """Writes densities by name, with quartiles below, as PNG and SVG (Figures 3, 4, Appendix E).

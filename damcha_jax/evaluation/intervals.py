@@ -8,7 +8,7 @@ import math
 import statistics
 
 import jax
-
+import numpy as np
 
 def half_width(values: Sequence[float], confidence: float = 0.95) -> float:
   """t s / sqrt(n): the mean is within this of the expectation with the given confidence.
@@ -23,6 +23,24 @@ def half_width(values: Sequence[float], confidence: float = 0.95) -> float:
     raise ValueError(f"{len(values)} values have no spread; use at least two seeds")
   t = student_quantile(len(values) - 1, confidence)
   return t * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def bootstrap(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+  """The percentile interval of the mean over resamplings with replacement.
+
+  Few values have few resamplings, so it is rough then: of three, their least and largest.
+
+  Raises:
+    ValueError: fewer than two values, which have no spread.
+  """
+  if len(values) < 2:
+    raise ValueError(f"{len(values)} values have no spread; use at least two seeds")
+  # Only a finished study needs it, and it takes half a second to import.
+  from scipy import stats  # pylint: disable=import-outside-toplevel
+
+  interval = stats.bootstrap((np.asarray(values),), np.mean, confidence_level=confidence,
+                             method="percentile", rng=np.random.default_rng(0)).confidence_interval
+  return float(interval.low), float(interval.high)
 
 
 @functools.cache

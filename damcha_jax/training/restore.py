@@ -63,7 +63,7 @@ def restore_params(directory: Path, abstract_params: PyTree, which: str, selecti
   Raises:
     CheckpointError: no checkpoint is readable.
   """
-  steps = _steps(directory / "checkpoints")
+  steps = kept_steps(directory)
   if which == "best":
     scores = validation_scores(directory / "metrics.jsonl", selection_metric)
     if steps and not scores.keys() & set(steps):
@@ -72,7 +72,7 @@ def restore_params(directory: Path, abstract_params: PyTree, which: str, selecti
     steps.sort(key=lambda step: scores.get(step, float("inf")))
   for step in steps:
     try:
-      return step, _restore(directory / "checkpoints" / str(step), abstract_params)
+      return step, restore_step(directory, step, abstract_params)
     except CheckpointError as error:
       note(f"{error}; trying the next")
   raise CheckpointError(f"no {'readable ' if steps else ''}checkpoint in {directory}; train first: "
@@ -106,27 +106,39 @@ def restore_decoder(directory: Path, config: DecoderConfig, attention: str, whic
           unstack_layers(params) if config.model.scan_layers else params)
 
 
-def _steps(checkpoints: Path) -> list[int]:
-  """Finished checkpoints, newest first; unfinished ones do not have a number for a name."""
+def kept_steps(directory: Path) -> list[int]:
+  """Steps of a run's finished checkpoints, newest first."""
+  checkpoints = directory / "checkpoints"  # in which unfinished ones have no number for a name
   names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
   return sorted((int(name) for name in names if name.isdigit()), reverse=True)
 
 
 def validation_scores(path: Path, metric: str) -> dict[int, float]:
-  """A metric on the validation split by step, from what is readable of a `metrics.jsonl`."""
-  scores = {}
+  """A metric on the validation split by step; see `recorded`."""
+  return recorded(path, metric, "validation")
+
+
+def recorded(path: Path, metric: str, split: str) -> dict[int, float]:
+  """A metric on a split by step, from what is readable of a `metrics.jsonl`."""
+  values = {}
   text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
   for line in text.splitlines():
     try:
       record = json.loads(line)
-      if record["split"] == "validation" and is_number(record[metric]):
-        scores[record["step"]] = record[metric]
+      if record["split"] == split and is_number(record[metric]):
+        values[record["step"]] = record[metric]
     except (KeyError, TypeError, ValueError):  # such as the torn last line of a run that is going on
       continue
-  return scores
+  return values
 
 
-def _restore(path: Path, abstract_params: PyTree) -> PyTree:
+def restore_step(directory: Path, step: int, abstract_params: PyTree) -> PyTree:
+  """The parameters of one checkpoint; see `restore_params`.
+
+  Raises:
+    CheckpointError: it is missing, unreadable, or its checksums differ.
+  """
+  path = directory / "checkpoints" / str(step)
   item = {"params": abstract_params}
   try:
     with ocp.PyTreeCheckpointer() as checkpointer:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from damcha_jax.evaluation.intervals import half_width, student_quantile
+from damcha_jax.evaluation.intervals import bootstrap, half_width, student_quantile
 
 
 @pytest.mark.parametrize("degrees, confidence, quantile", [
@@ -21,3 +21,15 @@ def test_intervals_hold_the_mean_as_often_as_they_say():
 def test_one_value_has_no_interval():
   with pytest.raises(ValueError, match="use at least two seeds"):
     half_width([1.0])
+  with pytest.raises(ValueError, match="use at least two seeds"):
+    bootstrap([1.0])
+
+
+def test_the_bootstrap_of_three_reaches_from_the_least_to_the_largest():
+  assert bootstrap([1.0, 4.0, 2.0]) == (1.0, 4.0)  # 1 of 27 resamplings at either end
+
+
+def test_the_bootstrap_agrees_with_student_where_values_are_many_and_normal():
+  values = np.random.default_rng(0).normal(3.0, 2.0, 100).tolist()
+  low, high = bootstrap(values)
+  assert (high - low) / 2 == pytest.approx(half_width(values), rel=0.1)

@@ -1,0 +1,88 @@
+"""What is true of DAMCHA at a size that two CPU cores finish: a study of our own.
+
+  python -m experiments.study --config=configs/study_cpu.py
+
+MHA, DCMHA and DAMCHA, with the paper's and with the robust preset, on four data sets with three
+seeds each at matched parameters; besides, with one seed and called exploratory, what single parts
+of the method are worth, the other attentions, matched FLOPs, corpora alone and mixed, and looks
+into the future. Some three hours on two idle cores; the same command resumes after a kill and says
+what is left. `--config.exploratory=` leaves out all but the core.
+
+The sets are the samples that ship with the package. One more, `dictionary`, is a file that
+`python -m damcha_jax.data.make_samples dictionary --out=~/.cache/damcha_jax` makes; its cells are
+added by `--config.exploratory=dictionary/mha,dictionary/damcha`.
+
+  python -m experiments.study --config=configs/study_cpu.py:smoke
+
+A minute or two; a few steps of small models, every part of the program once.
+"""
+
+from collections.abc import Iterable
+
+import ml_collections
+
+from configs import cifar10
+from configs import commongen
+from configs import enwik8
+from configs import mix
+from configs import text8
+from configs import wmt14
+
+SIZES = ("paper", "smoke")
+SETS = {"mix": mix, "mix_decontaminated": mix, "text": enwik8, "text8": text8,
+        "dictionary": enwik8, "images": cifar10, "pairs": wmt14, "concepts": commongen}
+# Sections have these from the config as a whole.
+COMMON = ("experiment", "name", "size", "attentions", "seeds")
+CORE = "mha,dcmha,damcha,damcha_robust"
+PARTS = ("static", "unshared", "stack", "blocks", "diagonal", "initializer", "residual",
+         "normalized", "prefix", "full_width", "future", "flops", "robust_flops")
+
+
+def get_config(size: str = "paper") -> ml_collections.ConfigDict:
+  """The study; `paper` is its whole size.
+
+  Raises:
+    ValueError: `size` is none of `SIZES`.
+  """
+  if size not in SIZES:
+    raise ValueError(f"unknown size '{size}'; choose one of {', '.join(SIZES)}")
+  config = ml_collections.ConfigDict()
+  config.experiment = "study"
+  config.name = "study_cpu"
+  config.size = size
+  config.sets = "mix,images,pairs,concepts"  # comma-separated; the core, as the next two
+  config.variants = CORE
+  config.seeds = (0, 1, 2)
+  config.exploratory = ",".join(_exploratory())  # with the first seed alone
+  config.shift = "text/text8"  # Section 1: how attention copes with a shift of distribution
+  # The sets' own rates were chosen for MHA. A seed of its own, so that no run profits from it.
+  config.tuning = ml_collections.ConfigDict(dict(set="mix", seed=100, factors=(0.5, 1.0, 2.0)))
+  for name, module in SETS.items():
+    section = module.get_config("smoke" if size == "smoke" else "cpu")
+    with section.unlocked():
+      for key in COMMON:
+        del section[key]
+      section.logging.tensorboard = False
+    config[name] = section
+  config.mix_decontaminated.data.decontaminate = True
+  config.dictionary.dataset = "~/.cache/damcha_jax/webster.txt"
+  if size == "smoke":
+    shrink_to_smoke(config)
+  return config.lock()
+
+
+def _exploratory() -> Iterable[str]:
+  """By question; what is in the core is trained once."""
+  for name in ("text", "text8", "mix_decontaminated"):  # does the gain grow on the mixture?
+    yield from (f"{name}/{variant}" for variant in CORE.split(","))
+  yield from (f"mix/damcha_{part}" for part in PARTS)
+  yield from (f"mix/{attention}" for attention in ("tha", "colmha", "moa", "mma"))
+  yield from ("mix/authors_mma", "mix/authors_mma_future")
+
+
+def shrink_to_smoke(config: ml_collections.ConfigDict) -> None:
+  config.sets = "mix,concepts"
+  config.variants = "mha,damcha"
+  config.seeds = (0, 1)
+  config.exploratory = "mix/damcha_flops,text/mha,text/damcha"
+  config.tuning.factors = (0.5, 1.0)

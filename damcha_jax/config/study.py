@@ -1,0 +1,197 @@
+"""The config of the study: variants of attentions on several data sets, learning rates tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import copy
+import dataclasses
+from types import MappingProxyType
+from typing import Any, NamedTuple, Optional
+
+from damcha_jax.config.conversion import ConfigError, freeze, require, unknown_key_message
+from damcha_jax.config.decoder import DecoderConfig, LanguageModelConfig
+from damcha_jax.config.image_generation import ImageGenerationConfig
+from damcha_jax.config.text_generation import TextGenerationConfig
+
+# Set -> the experiment that it is of, the class of that one's config, and its config file.
+SETS = {
+    "mix": ("gpt2_enwik8", LanguageModelConfig, "mix"),
+    "mix_decontaminated": ("gpt2_enwik8", LanguageModelConfig, "mix"),
+    "text": ("gpt2_enwik8", LanguageModelConfig, "enwik8"),
+    "text8": ("gpt2_enwik8", LanguageModelConfig, "text8"),
+    "dictionary": ("gpt2_enwik8", LanguageModelConfig, "enwik8"),
+    "images": ("image_generation", ImageGenerationConfig, "cifar10"),
+    "pairs": ("text_generation", TextGenerationConfig, "wmt14"),
+    "concepts": ("text_generation", TextGenerationConfig, "commongen"),
+}
+# What a set's section has from the study as a whole.
+COMMON = ("experiment", "name", "size", "attentions", "seeds")
+
+
+class Variant(NamedTuple):
+  """An attention with options.
+
+  Attributes:
+    attention: its name.
+    changes: the set's config keys that differ, by path.
+    tuned_as: the variant whose learning rate it takes; None: it has one of its own.
+    flops_of: the variant as whose training its own takes as many FLOPs, by its number of steps;
+      None: as many steps.
+  """
+
+  attention: str
+  changes: Mapping[str, Any] = MappingProxyType({})
+  tuned_as: Optional[str] = "damcha"
+  flops_of: Optional[str] = None
+
+
+VARIANTS = {
+    "mha": Variant("mha", tuned_as=None),
+    "dcmha": Variant("dcmha", tuned_as=None),
+    "damcha": Variant("damcha", tuned_as=None),
+    "damcha_robust": Variant("damcha", {"damcha.preset": "robust"}, tuned_as=None),
+    **{name: Variant(name, tuned_as="mha") for name in ("tha", "colmha", "moa", "mma")},
+    # The same training budget in FLOPs rather than in steps.
+    "damcha_flops": Variant("damcha", flops_of="mha"),
+    "damcha_robust_flops": Variant("damcha", {"damcha.preset": "robust"}, "damcha_robust", "mha"),
+    # What the parts of the method are worth.
+    "damcha_static": Variant("damcha", {"damcha.metric": "static"}),
+    "damcha_unshared": Variant("damcha", {"damcha.sharing": "none"}),
+    "damcha_stack": Variant("damcha", {"damcha.sharing": "stack"}),
+    "damcha_blocks": Variant("damcha", {"damcha.parameterization": "blocks"}),
+    "damcha_diagonal": Variant("damcha", {"damcha.parameterization": "blocks",
+                                          "damcha.block_ablation_train": "diagonal",
+                                          "damcha.block_ablation_eval": "diagonal"}),
+    "damcha_initializer": Variant("damcha", {"damcha.initializer": "variance_preserving"}),
+    "damcha_residual": Variant("damcha", {"damcha.residual": True}),
+    "damcha_normalized": Variant("damcha", {"damcha.normalize_context": True}),
+    "damcha_prefix": Variant("damcha", {"damcha.stride": 1}),
+    # A metric that starts as MHA's and is moved by the context, of low rank.
+    "damcha_full_width": Variant("damcha", {"damcha.form": "full_width", "damcha.update_rank": 1},
+                                 "mha"),
+    # How much a look into the future is worth.
+    "damcha_future": Variant("damcha", {"damcha.context": "sequence",
+                                        "damcha.allow_future_leak": True}),
+    "authors_mma": Variant("authors_mma", tuned_as="mha"),
+    "authors_mma_future": Variant("authors_mma", {"authors.allow_future_leak": True}, "mha"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TuningConfig:
+  """Each variant with a learning rate of its own is trained once with each factor of the set's."""
+
+  set: str
+  seed: int  # none of the study's
+  factors: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyConfig:
+  """Every variant on every set with every seed, and further cells with the first seed alone.
+
+  A set's section is the config of its experiment without `COMMON`.
+  """
+
+  experiment: str
+  name: str  # of the config file
+  size: str
+  sets: str  # comma-separated, of SETS
+  variants: str  # comma-separated, of VARIANTS
+  seeds: tuple[int, ...]
+  exploratory: str  # comma-separated SET/VARIANT; may be empty
+  shift: str  # SET/OTHER: what is trained on a set is tested on another too; may be empty
+  tuning: TuningConfig
+  mix: dict
+  mix_decontaminated: dict
+  text: dict
+  text8: dict
+  dictionary: dict
+  images: dict
+  pairs: dict
+  concepts: dict
+
+  def __post_init__(self):
+    for key in ("sets", "variants", "exploratory"):
+      names = getattr(self, key).split(",")
+      require(len(set(names)) == len(names),
+              f"config key '{key}' names an entry twice: {','.join(names)}")
+    require(len(set(self.seeds)) == len(self.seeds) > 0,
+            f"config key 'seeds' must name at least one and none twice, not {self.seeds}")
+    require(self.tuning.seed not in self.seeds,
+            f"tuning.seed={self.tuning.seed} is one of the seeds; what is tuned on a seed does "
+            "well on it")
+    require(len(set(self.tuning.factors)) == len(self.tuning.factors) > 0
+            and all(factor > 0 for factor in self.tuning.factors),
+            f"config key 'tuning.factors' must hold different factors above 0, not "
+            f"{self.tuning.factors}")
+    require(self.shift == "" or len(self.shift_sets) == 2,
+            f"config key 'shift' must be empty or like text/text8, not '{self.shift}'")
+    for name in (self.tuning.set, *self.shift_sets, *(one for one, _ in self.cells)):
+      require(name in SETS, f"unknown set '{name}'; choose from {', '.join(SETS)}")
+    for name in self.variant_names:
+      require(name in VARIANTS, f"unknown variant '{name}'; choose from {', '.join(VARIANTS)}")
+    for name, variant in self.cells:
+      self.family_config(name, variant)
+
+  @property
+  def cells(self) -> dict[tuple[str, str], tuple[int, ...]]:
+    """The seeds of each (set, variant)."""
+    cells = {(one, variant): self.seeds
+             for one in self.sets.split(",") for variant in self.variants.split(",")}
+    for cell in filter(None, self.exploratory.split(",")):
+      one, separator, variant = cell.partition("/")
+      require(bool(separator),
+              f"config key 'exploratory' must hold entries like mix/damcha, not '{cell}'")
+      cells.setdefault((one, variant), self.seeds[:1])
+    return cells
+
+  @property
+  def shift_sets(self) -> tuple[str, ...]:
+    """Trained on, tested on; or nothing."""
+    return tuple(filter(None, self.shift.split("/")))
+
+  @property
+  def variant_names(self) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(variant for _, variant in self.cells))
+
+  @property
+  def tuned(self) -> tuple[str, ...]:
+    """The variants whose learning rates are tuned, which are those that any variant takes."""
+    return tuple(dict.fromkeys(VARIANTS[name].tuned_as or name for name in self.variant_names))
+
+  def family_config(self, name: str, variant: str, factor: float = 1.0,
+                    seeds: tuple[int, ...] = (0,)) -> DecoderConfig:
+    """The config with which the family of set `name` trains `variant`.
+
+    Args:
+      name: of the set.
+      variant: of VARIANTS.
+      factor: of the set's learning rate.
+      seeds: of the runs.
+
+    Raises:
+      ConfigError: a section lacks a key, has another, or values that do not go together.
+    """
+    section = copy.deepcopy(getattr(self, name))
+    experiment, cls, file = SETS[name]
+    for key in COMMON:
+      require(key not in section, f"config key '{name}.{key}' has no effect; use '{key}'")
+    for path, value in VARIANTS[variant].changes.items():
+      _replace(section, path, value, name)
+    config = freeze({**section, "experiment": experiment, "name": file, "size": self.size,
+                     "attentions": VARIANTS[variant].attention, "seeds": seeds}, cls,
+                    prefix=f"{name}.")
+    return dataclasses.replace(config, optimizer=dataclasses.replace(
+        config.optimizer, learning_rate=factor * config.optimizer.learning_rate))
+
+
+def _replace(section: dict[str, Any], path: str, value: Any, name: str) -> None:
+  *parents, key = path.split(".")
+  for parent in parents:
+    section = section.get(parent)
+    if not isinstance(section, dict):
+      raise ConfigError(f"config key '{name}.{parent}' is missing; add it to the config file")
+  if key not in section:
+    raise ConfigError(unknown_key_message(f"{name}.{path}", [f"{name}.{one}" for one in section]))
+  section[key] = value

@@ -1,0 +1,275 @@
+"""What is true of DAMCHA at a size that two CPU cores finish: variants x data sets x seeds.
+
+  python -m experiments.study --config=configs/study_cpu.py
+
+Learning rates are tuned first, each variant's over the same factors. Every (set, variant) has a
+folder, which is a workdir of its family; summaries are made from the `result.json` and
+`metrics.jsonl` in them, so the same command makes them again from a copy without checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+import dataclasses
+import json
+from pathlib import Path
+import statistics
+import time
+from typing import Any, NamedTuple, Optional
+
+from flax import linen as nn
+import jax
+from ml_collections import ConfigDict
+
+from damcha_jax import reporting
+from damcha_jax.config import freeze
+from damcha_jax.config.study import SETS, StudyConfig, VARIANTS
+from damcha_jax.evaluation.intervals import bootstrap, half_width
+from damcha_jax.reporting import Measurement
+from damcha_jax.training import loop
+from damcha_jax.training import state as state_lib
+from damcha_jax.training.flops import model_flops_per_step
+from damcha_jax.training.image_generation import image_generation_task
+from damcha_jax.training.language_model import language_model_task
+from damcha_jax.training.reevaluation import reevaluate
+from damcha_jax.training.restore import recorded
+from damcha_jax.training.result import read_result
+from damcha_jax.training.task import Task
+from damcha_jax.training.text_generation import text_generation_task
+from damcha_jax.training.workdir import Workdir
+from damcha_jax.training.writer import format_duration
+from experiments import common
+
+MAKE_TASK = {"gpt2_enwik8": language_model_task, "image_generation": image_generation_task,
+             "text_generation": text_generation_task}
+UNITS = {"nats_per_token": "nats/token"}
+# A byte is a token of the language models alone.
+UNITS_OF = {"gpt2_enwik8": {**UNITS, "bits_per_byte": "bits/byte"},
+            "image_generation": {**UNITS, "bits_per_token": "bits/token"},
+            "text_generation": UNITS}
+EXTENSIBLE = ("sets", "variants", "exploratory", "seeds")
+BASELINES = ("mha", "dcmha", "damcha")
+TUNING = "tuning"
+Key = tuple[str, str, str, Optional[str], int]  # set, variant, split, part of it, seed
+
+
+class Run(NamedTuple):
+  """One training run."""
+
+  set: str
+  variant: str
+  config: Any  # the family's, of this run alone
+  seed: int
+  directory: Path
+
+  @property
+  def name(self) -> str:
+    return f"{self.set}, {self.variant}, seed {self.seed}"
+
+  def task(self) -> Task:
+    return MAKE_TASK[self.config.experiment](self.config, self.config.attentions, self.seed)
+
+  def result(self) -> Optional[dict[str, Any]]:
+    return read_result(Workdir(self.directory), name=self.config.attentions, seed=self.seed,
+                       num_steps=self.config.num_steps)
+
+
+def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]:
+  """Tunes and trains all that is left; writes `summary.json` and `figures/`."""
+  config = freeze(config, StudyConfig)
+  check(config)
+  common.claim(Workdir(workdir), config, EXTENSIBLE)
+  tuning = {(variant, factor): run for variant, factor, run in _tuning(config, workdir)}
+  left = sum(len(seeds) for seeds in config.cells.values())
+  _train(list(tuning.values()), left)
+  scores = {key: _validation(run) for key, run in tuning.items()}
+  runs = list(_runs(config, workdir, winners(scores)))
+  _train(runs, 0)
+  if not common.is_primary():
+    return []
+  shifted = list(_shifted(config, workdir, runs))
+  return summarize(config, workdir, [*runs, *shifted], scores)
+
+
+def check(config: StudyConfig) -> None:
+  """Raises `ConfigError` or `DataError` for a cell that cannot be trained, before any is."""
+  for (name, variant), seeds in config.cells.items():
+    own = config.family_config(name, variant, seeds=seeds[:1])
+    loop.check(MAKE_TASK[own.experiment](own, own.attentions, seeds[0]), own, seeds[0])
+
+
+def _tuning(config: StudyConfig, workdir: Path) -> Iterator[tuple[str, float, Run]]:
+  tuning = config.tuning
+  for variant in config.tuned:
+    for factor in tuning.factors:
+      own = config.family_config(tuning.set, variant, factor, (tuning.seed,))
+      yield variant, factor, Run(tuning.set, f"{variant} x {factor:g}", own, tuning.seed,
+                                 workdir / TUNING / f"{variant}-{factor:g}")
+
+
+def winners(scores: Mapping[tuple[str, float], float]) -> dict[str, float]:
+  """The factor with the lowest score, of each variant."""
+  best: dict[str, tuple[float, float]] = {}
+  for (variant, factor), score in scores.items():
+    best[variant] = min(best.get(variant, (score, factor)), (score, factor))
+  return {variant: factor for variant, (_, factor) in best.items()}
+
+
+def _validation(run: Run) -> float:
+  return run.result()["best"]["metrics"]["validation"]["nats_per_token"]
+
+
+def _runs(config: StudyConfig, workdir: Path, factors: Mapping[str, float]) -> Iterator[Run]:
+  """All runs but tuning's, every cell's first seed before any cell's second."""
+  cells = {}
+  for (name, variant), seeds in config.cells.items():
+    own = config.family_config(name, variant, factors[VARIANTS[variant].tuned_as or variant], seeds)
+    reference = VARIANTS[variant].flops_of
+    if reference:
+      cost, budget = _flops(own), _flops(config.family_config(name, reference))
+      own = dataclasses.replace(own, num_steps=round(own.num_steps * budget / cost))
+    cells[name, variant] = own
+  for rank in range(len(config.seeds)):
+    for (name, variant), own in cells.items():
+      for attention, seed, single in list(common.runs(own))[rank:rank + 1]:
+        yield Run(name, variant, single, seed,
+                  common.run_dir(workdir / name / variant, attention, seed))
+
+
+def _shifted(config: StudyConfig, workdir: Path, runs: Iterable[Run]) -> Iterator[Run]:
+  """What is trained on one set, evaluated on the other."""
+  for run in runs:
+    if config.shift and run.set == config.shift_sets[0]:
+      other = dataclasses.replace(run.config, dataset=getattr(config, config.shift_sets[1])["dataset"])
+      evaluated = run._replace(set=" to ".join(config.shift_sets), config=other, directory=workdir
+                               / "shift" / run.directory.relative_to(workdir))
+      reevaluate(evaluated.task(), other, run.directory, evaluated.directory, run.seed, common.note)
+      yield evaluated
+
+
+def _flops(config: Any) -> int:
+  """Of the model, per step."""
+  task = MAKE_TASK[config.experiment](config, config.attentions, 0)
+  params = nn.unbox(jax.eval_shape(task.init_params, state_lib.root_key(0, config.prng_impl)))
+  return model_flops_per_step(task, params, task.train_source.batch_at(0))
+
+
+def _train(runs: list[Run], num_later: int) -> None:
+  """Trains what is not trained yet, and says how much is left; `num_later` runs come after."""
+  seconds = [result["train_seconds"] for result in map(Run.result, runs) if result]
+  for index, run in enumerate(runs):
+    if run.result() is None:
+      num_left = len(runs) - index + num_later
+      time_left = (f", about {format_duration(num_left * statistics.fmean(seconds))}" if seconds
+                   else "")
+      common.note(f"{run.name}; runs left: {num_left}{time_left}")
+      start = time.monotonic()
+      loop.train(run.task(), run.config, run.directory, run.seed)
+      seconds.append(time.monotonic() - start)  # with what is no training: compiling, evaluating
+
+
+def summarize(config: StudyConfig, workdir: Path, runs: list[Run],
+              scores: Mapping[tuple[str, float], float]) -> list[reporting.Row]:
+  """Rows, table and figures of what is trained."""
+  measurements = [one for run in runs for one in _measurements(run)]
+  losses = {(one.dataset, one.attention, one.split, one.variant, one.seed): one.value
+            for one in measurements
+            if one.metric == "nats_per_token" and one.split != "train"}
+  differences = list(_differences(losses))
+  rows = reporting.summary_rows([*measurements, *differences, *_of_tuning(config, scores)], False,
+                                lambda _: None)
+  reporting.write_summary(workdir / "summary.json", config.experiment,
+                          f"{config.name}:{config.size}", rows)
+  _plot(workdir / "figures", runs, rows)
+  printed = {"nats_per_token", "bits_per_byte", "num_params", "nats_minus_mha", "nats_minus_damcha"}
+  common.print_rows([row for row in rows if row["split"] != "validation"], printed, False, workdir)
+  return rows
+
+
+def _measurements(run: Run) -> Iterator[Measurement]:
+  """What one run shows, under the names of its set and variant."""
+  results = {(run.config.attentions, run.seed): run.result()}
+  for one in common.trained(run.config, results, UNITS_OF[run.config.experiment]):
+    yield dataclasses.replace(one, attention=run.variant, dataset=run.set)
+  losses = list(_training_losses(run).values())
+  if losses:  # a run that is evaluated on another set was not trained on it
+    last = statistics.fmean(losses[-max(1, len(losses) // 10):])
+    for metric, value in (("training_nats_per_token", last),
+                          ("generalization_gap", _validation(run) - last)):
+      yield Measurement(run.variant, run.set, "train", metric, value, "nats/token", run.seed,
+                        note="the last tenth of what is logged, each batch before its update")
+    yield Measurement(run.variant, run.set, "train", "learning_rate",
+                      run.config.optimizer.learning_rate, "1", run.seed)
+    yield Measurement(run.variant, run.set, "train", "num_steps", run.config.num_steps, "1",
+                      run.seed)
+
+
+def _training_losses(run: Run) -> dict[int, float]:
+  return recorded(run.directory / "metrics.jsonl", "nats_per_token", "train")
+
+
+def _differences(losses: Mapping[Key, float]) -> Iterator[Measurement]:
+  """Paired by seed: a variant's loss less a baseline's; below 0 the variant is the better one."""
+  for baseline in BASELINES:
+    by_cell: dict[tuple, dict[int, float]] = {}
+    for (name, variant, split, part, seed), loss in losses.items():
+      other = losses.get((name, baseline, split, part, seed))
+      if variant != baseline and other is not None:
+        by_cell.setdefault((variant, name, split, part), {})[seed] = loss - other
+    for (variant, name, split, part), by_seed in by_cell.items():
+      metric = f"nats_minus_{baseline}"
+      for seed, value in by_seed.items():
+        yield Measurement(variant, name, split, metric, value, "nats/token", seed, part)
+      yield from _intervals(variant, name, split, metric, list(by_seed.values()), part)
+
+
+def _intervals(variant: str, name: str, split: str, metric: str, values: list[float],
+               part: Optional[str]) -> Iterator[Measurement]:
+  several = len(values) > 1
+  low, high = bootstrap(values) if several else (None, None)
+  found = {
+      "ci95": (half_width(values) if several else None,
+               "the mean is within this at a confidence of 95%, by Student's t"),
+      "bootstrap_low": (low, "2.5% of the means of all resamplings of the seeds are below"),
+      "bootstrap_high": (high, "2.5% of the means of all resamplings of the seeds are above")}
+  for suffix, (value, note) in found.items():
+    yield Measurement(variant, name, split, f"{metric}_{suffix}", value, "nats/token",
+                      variant=part, note=note if several else "exploratory: one seed has no spread")
+
+
+def _of_tuning(config: StudyConfig,
+               scores: Mapping[tuple[str, float], float]) -> Iterator[Measurement]:
+  chosen = winners(scores)
+  edges = {min(config.tuning.factors), max(config.tuning.factors)}
+  for (variant, factor), score in scores.items():
+    note = "chosen" if chosen[variant] == factor else None
+    if note and factor in edges:
+      note = "chosen, at an end of the grid"
+    yield Measurement(variant, config.tuning.set, "validation", "tuning_nats_per_token", score,
+                      "nats/token", config.tuning.seed, f"learning rate x {factor:g}", note)
+
+
+def _plot(figures: Path, runs: Iterable[Run], rows: list[reporting.Row]) -> None:
+  """Learning curves of the first seed and differences to MHA on test, by set."""
+  by_set: dict[str, list[Run]] = {}
+  for run in runs:
+    by_set.setdefault(run.set, []).append(run)
+  for name, members in by_set.items():
+    first = members[0].seed
+    curves = {run.variant: list(_training_losses(run).items())
+              for run in members if run.seed == first}
+    if all(curves.values()):
+      reporting.plot_learning_curves(figures / f"{name}-training.png", curves, "nats_per_token")
+    chosen = {metric: {row["attention"]: row for row in rows if row["metric"] == metric
+                       and (row["dataset"], row["split"], row["variant"]) == (name, "test", None)}
+              for metric in ("nats_minus_mha", "nats_minus_mha_ci95")}
+    bars = {variant: (row["value"], chosen["nats_minus_mha_ci95"][variant]["value"] or 0.0)
+            for variant, row in chosen["nats_minus_mha"].items()}
+    if bars:
+      reporting.plot_differences(figures / f"{name}-minus-mha", bars,
+                                 f"{name}: test loss less MHA's; bars: 95% over seeds",
+                                 "nats per token")
+
+
+if __name__ == "__main__":
+  common.launch(train_and_evaluate, "study")

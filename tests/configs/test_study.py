@@ -1,0 +1,63 @@
+"""The study's config: which cells it has, what a variant changes, and what it refuses."""
+
+import dataclasses
+
+from ml_collections import ConfigDict
+import pytest
+
+from configs import study_cpu
+from damcha_jax.config import ConfigError, freeze
+from damcha_jax.config.study import StudyConfig, VARIANTS
+
+
+def _config(**changes):
+  config = study_cpu.get_config()
+  with config.unlocked():
+    config.update(ConfigDict(changes))
+  return freeze(config, StudyConfig)
+
+
+def test_the_core_has_all_seeds_and_what_is_exploratory_the_first():
+  cells = _config(seeds=(3, 4)).cells
+  assert cells["images", "damcha_robust"] == (3, 4)
+  assert cells["mix", "mha"] == (3, 4)
+  assert cells["mix", "tha"] == cells["text8", "mha"] == (3,)
+
+
+def test_variants_differ_from_their_attention_in_what_they_name_alone():
+  config = _config()
+  for name, variant in VARIANTS.items():
+    own = config.family_config("mix", name)
+    assert own.attentions == variant.attention
+    plain = dataclasses.asdict(config.family_config("mix", "mha"))
+    flat = dataclasses.asdict(own)
+    changed = {f"{section}.{key}" for section, values in flat.items() if isinstance(values, dict)
+               for key in values if values[key] != plain[section][key]}
+    assert changed == set(variant.changes), name
+
+
+def test_the_factor_scales_the_learning_rate_alone():
+  config = _config()
+  once, twice = (config.family_config("pairs", "damcha", factor) for factor in (1.0, 2.0))
+  assert twice.optimizer.learning_rate == 2 * once.optimizer.learning_rate
+  assert dataclasses.replace(twice, optimizer=once.optimizer) == once
+
+
+def test_every_variant_whose_rate_another_takes_is_tuned():
+  assert _config(variants="damcha_robust", exploratory="mix/tha").tuned == ("damcha_robust", "mha")
+
+
+@pytest.mark.parametrize("changes, message", [
+    (dict(sets="mix,mix"), "names an entry twice"),
+    (dict(sets="mixx"), "unknown set 'mixx'"),
+    (dict(variants="damcha_best"), "unknown variant 'damcha_best'"),
+    (dict(exploratory="mix"), "entries like mix/damcha"),
+    (dict(seeds=(0, 100)), "tuning.seed=100 is one of the seeds"),
+    (dict(tuning=dict(factors=(1.0, -1.0))), "factors above 0"),
+    (dict(shift="text"), "like text/text8"),
+    (dict(mix=dict(seeds=(1,))), "'mix.seeds' has no effect"),
+    (dict(mix=dict(num_step=3)), "'mix.num_step'"),
+])
+def test_what_cannot_run_is_refused_by_name(changes, message):
+  with pytest.raises(ConfigError, match=message):
+    _config(**changes)

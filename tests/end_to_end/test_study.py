@@ -1,0 +1,103 @@
+"""The study as a user runs it: killed, resumed, grown, and summarised from a copy."""
+
+import json
+from pathlib import Path
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+from experiments import study
+
+ROOT = Path(__file__).parents[2]
+COMMAND = (sys.executable, "-m", "experiments.study", "--config=configs/study_cpu.py:smoke",
+           "--config.exploratory=mix/damcha_flops,text/mha,text/damcha")
+
+
+def _summary(workdir):
+  return json.loads((workdir / "summary.json").read_text())
+
+
+def _value(rows, attention, dataset, metric, split="test", variant=None):
+  (row,) = [row for row in rows if (row["attention"], row["dataset"], row["split"], row["metric"],
+                                    row["variant"]) == (attention, dataset, split, metric, variant)]
+  return row["value"]
+
+
+def test_differences_are_paired_by_seed():
+  losses = {("mix", "mha", "test", None, 0): 1.0, ("mix", "mha", "test", None, 1): 2.0,
+            ("mix", "damcha", "test", None, 0): 1.5, ("mix", "damcha", "test", None, 1): 2.25,
+            ("mix", "damcha", "test", None, 2): 9.0, ("text", "tha", "test", None, 0): 3.0}
+  found = list(study._differences(losses))
+  by_seed = {(one.metric, one.attention, one.seed): one.value for one in found}
+  assert by_seed["nats_minus_mha", "damcha", 0] == 0.5
+  assert by_seed["nats_minus_mha", "damcha", 1] == 0.25
+  assert ("nats_minus_mha", "damcha", 2) not in by_seed  # its counterpart is not there
+  assert by_seed["nats_minus_damcha", "mha", 1] == -0.25
+  assert not [key for key in by_seed if key[1] == "tha"]
+  low, high = (by_seed[f"nats_minus_mha_bootstrap_{end}", "damcha", None] for end in ("low", "high"))
+  assert (low, high) == (0.25, 0.5)
+
+
+def test_the_factor_with_the_lowest_loss_wins():
+  scores = {("mha", 0.5): 2.0, ("mha", 1.0): 1.0, ("mha", 2.0): 1.5, ("damcha", 0.5): 0.5,
+            ("damcha", 1.0): 0.7}
+  assert study.winners(scores) == {"mha": 1.0, "damcha": 0.5}
+
+
+@pytest.mark.families
+def test_a_killed_study_resumes_grows_and_is_summarised_from_a_copy(tmp_path):
+  workdir = tmp_path / "study"
+  command = [*COMMAND, f"--workdir={workdir}"]
+  with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+    for line in process.stderr:
+      if "runs left: 6" in line:  # in the midst of the cells, after tuning
+        process.send_signal(signal.SIGKILL)
+        break
+  assert not (workdir / "summary.json").exists()
+  done = sorted(workdir.glob("**/result.json"))
+  assert done
+  resumed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+  assert resumed.returncode == 0, resumed.stderr
+  assert "about" in resumed.stderr  # how long what is left will take
+  assert all(str(path.parent) not in resumed.stderr for path in done)  # nothing is trained twice
+
+  rows = _summary(workdir)["rows"]
+  keys = [tuple(row[key] for key in ("attention", "dataset", "split", "variant", "metric"))
+          for row in rows]
+  assert len(set(keys)) == len(keys)
+  results = {(variant, seed): json.loads(
+      (workdir / f"concepts/{variant}/{variant}/seed{seed}/result.json").read_text())
+             for variant in ("mha", "damcha") for seed in (0, 1)}
+  losses = {key: result["best"]["metrics"]["test"]["nats_per_token"]
+            for key, result in results.items()}
+  assert _value(rows, "damcha", "concepts", "nats_minus_mha") == pytest.approx(
+      statistics.fmean(losses["damcha", seed] - losses["mha", seed] for seed in (0, 1)))
+  tuned = {factor: _value(rows, "mha", "mix", "tuning_nats_per_token", "validation",
+                          f"learning rate x {factor}") for factor in ("0.5", "1")}
+  assert _value(rows, "mha", "concepts", "learning_rate", "train") == (
+      0.01 * float(min(tuned, key=tuned.get)))
+  # As many FLOPs as MHA takes, to within half a step.
+  budget, cost = ({name: _value(rows, variant, "mix", name, "train")
+                   for name in ("num_steps", "model_flops_per_step")}
+                  for variant in ("mha", "damcha_flops"))
+  assert abs(budget["num_steps"] * budget["model_flops_per_step"] / cost["model_flops_per_step"]
+             - cost["num_steps"]) <= 0.5
+  # Tested on another set than the one that it was trained on.
+  assert _value(rows, "mha", "text to text8", "nats_per_token") != _value(
+      rows, "mha", "text", "nats_per_token")
+  assert (workdir / "figures" / "mix-minus-mha.svg").is_file()
+
+  # Without checkpoints, as results are published, the same tables come from what is recorded.
+  copy = tmp_path / "copy"
+  shutil.copytree(workdir, copy, ignore=shutil.ignore_patterns("checkpoints", "summary.json"))
+  again = subprocess.run([*COMMAND, f"--workdir={copy}"], cwd=ROOT, capture_output=True, text=True,
+                         check=False)
+  assert again.returncode == 0, again.stderr
+  assert _summary(copy) == _summary(workdir)
+  refused = subprocess.run([*COMMAND, f"--workdir={copy}", "--config.exploratory="], cwd=ROOT,
+                           capture_output=True, text=True, check=False)
+  assert refused.returncode == 1 and "also holds" in refused.stderr

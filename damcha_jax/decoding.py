@@ -131,7 +131,7 @@ def _draw(decoder: TextDecoder, params: Any, tokens_BT: Array, padding_mask_BT: 
   def record(number, logits_BV, outputs):
     """Draws token `number` of the rows that go on, and writes it down."""
     tokens_BN, log_probs_BN, counts_B, alive_B = outputs
-    drawn_B, log_probs_B = decoder.sampler._draw(logits_BV, keys_B, number)
+    drawn_B, log_probs_B = decoder.sampler.draw(logits_BV, keys_B, number)
     return (tokens_BN.at[:, number].set(jnp.where(alive_B, drawn_B, 0)),
             log_probs_BN.at[:, number].set(jnp.where(alive_B, log_probs_B, 0.0)),
             counts_B + alive_B, alive_B & (drawn_B != decoder.end))

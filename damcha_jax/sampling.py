@@ -192,7 +192,7 @@ class Sampler:
   def _quarter(self) -> int:
     return -(-self.model.context_length // 4)
 
-  def _draw(self, logits_BV: Array, keys_B: Array, index: Any) -> tuple[Array, Array]:
+  def draw(self, logits_BV: Array, keys_B: Array, index: Any) -> tuple[Array, Array]:
     """The next token of every row, and its log-probability; every draw of a row has its own key."""
     allowed_BV = logits_BV[:, :self.num_symbols]
     if self.temperature == 0.0:
@@ -221,7 +221,7 @@ def _advance(sampler: Sampler, params: Any, cache: Any, tokens_BT: Array, paddin
   logits_BTV, updated = sampler.model.apply(
       {"params": params, "cache": cache}, tokens_BT, padding_mask=padding_mask_BT,
       mutable=["cache"])
-  return updated["cache"], *sampler._draw(logits_BTV[:, -1], keys_B, index)
+  return updated["cache"], *sampler.draw(logits_BTV[:, -1], keys_B, index)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -25,6 +25,7 @@ from damcha_jax.errors import WorkdirError
 from damcha_jax.sampling import Sampler, row_keys
 from damcha_jax.training import restore
 from experiments import common
+from experiments import options as options_lib
 
 OPTIONS = ("prompt", "num_tokens", "temperature", "top_k", "top_p")  # fields of config.sampling
 
@@ -38,7 +39,8 @@ def main(argv: Sequence[str]) -> None:
 def parse(argv: Sequence[str]) -> flags.FlagValues:
   values = flags.FlagValues()
   define = {"flag_values": values}
-  flags.DEFINE_string("workdir", None, "what training was given, or one run's directory", **define)
+  flags.DEFINE_string("workdir", None, "name the directory that training wrote, or one run's",
+                      **define)
   flags.DEFINE_string("attention", None, "whose text; by default every attention's", **define)
   flags.DEFINE_integer("run_seed", None, "the run's seed; by default the lowest", **define)
   flags.DEFINE_enum("checkpoint", "best", restore.CHECKPOINTS, "which checkpoint", **define)
@@ -49,18 +51,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
   flags.DEFINE_integer("top_k", None, "sample among the k most probable; 0: all", **define)
   flags.DEFINE_float("top_p", None, "sample among the most probable p; 1: all", **define)
   flags.DEFINE_integer("seed", 0, "seed of the sampling", lower_bound=0, **define)
-  if any(argument in ("-h", "--help", "-help") for argument in argv[1:]):
-    print(f"{__doc__}\n{values.get_help()}")
-    sys.exit(0)
-  try:
-    rest = values(argv)
-  except flags.Error as error:
-    raise ConfigError(error) from error
-  if len(rest) > 1:
-    raise ConfigError(f"unexpected argument '{rest[1]}'; options start with --")
-  if values.workdir is None:
-    raise ConfigError("--workdir is missing; name the directory that training wrote")
-  return values
+  return options_lib.parse(values, argv, __doc__, required=("workdir",))
 
 
 def _runs(workdir: Path, attention: Optional[str], seed: Optional[int]) -> list[Path]:

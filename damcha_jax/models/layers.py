@@ -9,8 +9,8 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from damcha_jax.attention.activations import constrain
 from damcha_jax.metric.generator import SharedGenerator
-from damcha_jax.models.activations import constrain
 
 Array = jax.Array
 

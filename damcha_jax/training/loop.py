@@ -10,10 +10,10 @@ from flax import linen as nn
 import jax
 import numpy as np
 
+from damcha_jax.attention.activations import sharded_like
 from damcha_jax.config import ConfigError
 from damcha_jax.errors import CheckpointError, Interrupted, NonFiniteError
 from damcha_jax.evaluation.likelihood import Evaluator
-from damcha_jax.models.activations import sharded_like
 from damcha_jax.training import flops as flops_lib
 from damcha_jax.training import optimizer as optimizer_lib
 from damcha_jax.training import sharding as sharding_lib

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from damcha_jax.models.activations import sharded_like
+from damcha_jax.attention.activations import sharded_like
 from damcha_jax.training import optimizer as optimizer_lib
 from damcha_jax.training import state as state_lib
 from damcha_jax.training.sharding import Partitioning

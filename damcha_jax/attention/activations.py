@@ -31,9 +31,12 @@ def sharded_like(batch: NamedSharding, function: Callable[..., Any]) -> Callable
 
 
 def constrain(x: Array) -> Array:
-  """x [B, ..] in the sharding that the caller of the model asked for, or as it is."""
+  """x [B, ..] in the sharding that the caller of the model asked for, or as it is.
+
+  What has one row for the whole batch stays where it is.
+  """
   batch = _SHARDING.get()
-  if batch is None:
+  if batch is None or x.shape[0] == 1:
     return x
   return jax.lax.with_sharding_constraint(
       x, NamedSharding(batch.mesh, PartitionSpec(batch.spec[0])))

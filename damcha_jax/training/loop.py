@@ -101,7 +101,7 @@ class _Run:
     self.partitioning = sharding_lib.Partitioning(mesh, config.logical_rules)
     self.root = state_lib.root_key(seed, config.prng_impl)
     self.optimizer = optimizer_lib.make_optimizer(config.optimizer, config.num_steps,
-                                                  task.parameter_groups)
+                                                  task.parameter_groups, task.ema_decay)
     self.evaluator = Evaluator(sharded_like(self.partitioning.batch, task.eval_loss_fn),
                                self.partitioning.place_global_rows,
                                config.evaluation.batch_size, self.partitioning.batch_multiple,
@@ -163,7 +163,7 @@ class _Run:
     spent = [record["train_seconds"] for record in self.writer.records
              if record["split"] == "train"]
     self.meter = Meter(self.config.num_steps - self.step, self.flops_per_step,
-                       max(spent, default=0.0))
+                       max(spent, default=0.0), self.task.unit)
 
   def _next_batch(self) -> dict[str, jax.Array]:
     return self.partitioning.place_local_rows(self.task.train_source.batch_at(self.step))
@@ -191,7 +191,8 @@ class _Run:
       return
     self._report()
     self.meter.pause()
-    results = self._evaluate(self.state.params, _sources(self.task, test=False), self.step)
+    results = self._evaluate(state_lib.evaluated_params(self.state),
+                             _sources(self.task, test=False), self.step)
     if results is not None:
       self._diagnose()
     self.meter.resume()
@@ -222,7 +223,7 @@ class _Run:
     return results
 
   def _diagnose(self) -> None:
-    values = jax.device_get(self.diagnostics(self.state.params))
+    values = jax.device_get(self.diagnostics(state_lib.evaluated_params(self.state)))
     if values:
       self.writer.write({"step": self.step, "split": "diagnostics",
                          **{name: float(value) for name, value in values.items()}})
@@ -273,7 +274,8 @@ class _Run:
     utilisation = "" if speed["mfu"] is None else f"MFU {speed['mfu']:.1%}  "
     self.progress.update(
         f"step {step}/{self.config.num_steps}  {self.task.selection_metric} "
-        f"{record[self.task.selection_metric]:.4f}  {speed['tokens_per_second']:,.0f} tokens/s  "
+        f"{record[self.task.selection_metric]:.4f}  {speed[f'{self.task.unit}_per_second']:,.0f} "
+        f"{self.task.unit}/s  "
         f"{utilisation}left {format_duration(self.meter.seconds_left())}")
 
   def _check_finite(self, step: int, metrics: Any) -> None:
@@ -310,8 +312,9 @@ class _Run:
         "best": {"step": best_step, "metrics": self._metrics_at(best_step)},
     }
     self.directory.write_json("result.json", result)
+    held_out = test or {"validation": result["best"]["metrics"]["validation"]}
     self.progress.note(f"step {best_step} (best): " + ", ".join(
-        f"{split} {metrics[self.task.selection_metric]:.4f}" for split, metrics in test.items())
+        f"{split} {metrics[self.task.selection_metric]:.4f}" for split, metrics in held_out.items())
         + f" {self.task.selection_metric}; done in {self.directory.path}")
     return result
 
@@ -325,10 +328,10 @@ class _Run:
       if step == self.step:
         break
       try:
-        return step, self.checkpointer.restore(step).params
+        return step, state_lib.evaluated_params(self.checkpointer.restore(step))
       except CheckpointError as error:
         self.progress.note(f"{error}; trying the next best step")
-    return self.step, self.state.params
+    return self.step, state_lib.evaluated_params(self.state)
 
   def _metrics_at(self, step: int) -> dict[str, Any]:
     return {record["split"]: {key: value for key, value in record.items()

@@ -18,29 +18,31 @@ class Meter:
   """
 
   def __init__(self, steps_left: int, model_flops_per_step: int, train_seconds: float = 0.0,
-               clock: Callable[[], float] = time.monotonic):
+               unit: str = "tokens", clock: Callable[[], float] = time.monotonic):
     """Creates a meter.
 
     Args:
       steps_left: updates that this process has to do.
       model_flops_per_step: see `flops.model_flops_per_step`.
       train_seconds: what earlier processes of the run spent.
+      unit: what is counted.
       clock: seconds, monotonic.
     """
     self.train_seconds = train_seconds
     self._steps_left = steps_left
+    self._unit = unit
     self._flops_per_step = model_flops_per_step
     self._clock = clock
     self._started = self._since = clock()
     self._steps = self._interval_steps = 0
-    self._interval_seconds = self._interval_tokens = 0.0
+    self._interval_seconds = self._interval_units = 0.0
 
-  def count_step(self, num_tokens: float) -> None:
+  def count_step(self, num_units: float) -> None:
     """One more update is complete."""
     self.pause()
     self._steps += 1
     self._interval_steps += 1
-    self._interval_tokens += num_tokens
+    self._interval_units += num_units
     self._steps_left -= 1
 
   def pause(self) -> None:
@@ -55,15 +57,15 @@ class Meter:
     self._since = self._clock()
 
   def read(self) -> dict[str, Optional[float]]:
-    """Speed since the last reading: `tokens_per_second`, `mfu` (None where the device's peak is not
+    """Speed since the last reading: `<unit>_per_second`, `mfu` (None where the device's peak is not
     known) and `train_seconds` of the whole run."""
     seconds = max(self._interval_seconds, 1e-9)
     peak = peak_flops(jax.devices()[0])
     mfu = peak and (self._interval_steps * self._flops_per_step
                     / (seconds * peak * jax.device_count()))
-    tokens_per_second = self._interval_tokens / seconds
-    self._interval_steps, self._interval_seconds, self._interval_tokens = 0, 0.0, 0.0
-    return {"tokens_per_second": tokens_per_second, "mfu": mfu,
+    units_per_second = self._interval_units / seconds
+    self._interval_steps, self._interval_seconds, self._interval_units = 0, 0.0, 0.0
+    return {f"{self._unit}_per_second": units_per_second, "mfu": mfu,
             "train_seconds": self.train_seconds}
 
   def seconds_left(self) -> float:

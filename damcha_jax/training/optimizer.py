@@ -10,7 +10,7 @@ carries that H.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple, Optional
 
 import jax
 import jax.numpy as jnp
@@ -45,23 +45,36 @@ def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Sch
   return schedule
 
 
-def make_optimizer(config: OptimizerConfig, num_steps: int,
-                   groups: Groups) -> optax.GradientTransformation:
+class AveragedParams(NamedTuple):
+  """The part of the optimizer's state that holds averaged parameters."""
+
+  params: PyTree
+
+
+def make_optimizer(config: OptimizerConfig, num_steps: int, groups: Groups,
+                   ema_decay: Optional[float] = None) -> optax.GradientTransformation:
   """AdamW: clip by global norm, Adam, decoupled weight decay by group, scheduled learning rate.
 
   `clip_norm` 0 turns clipping off. Decay is decoupled and scaled by the learning rate, as in
-  `optax.adamw` and `torch.optim.AdamW`.
+  `optax.adamw` and `torch.optim.AdamW`. With an `ema_decay` the state also holds `AveragedParams`.
 
   Raises:
     ConfigError: the schedule is impossible (see `learning_rate_schedule`).
   """
   schedule = learning_rate_schedule(config, num_steps)
+  averaging = () if ema_decay is None else (_average_params(ema_decay),)
   return optax.chain(
       _clip_by_global_norm(config.clip_norm, groups),
       optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps),
       _add_decayed_weights(config.weight_decay, groups),
       _scale_by_copies(groups),
-      optax.scale_by_learning_rate(schedule))
+      optax.scale_by_learning_rate(schedule),
+      *averaging)
+
+
+def averaged_params(opt_state: PyTree) -> Optional[PyTree]:
+  """The averaged parameters in the state of `make_optimizer`, or None without `ema_decay`."""
+  return next((part.params for part in opt_state if isinstance(part, AveragedParams)), None)
 
 
 def global_norm(tree: PyTree, groups: Groups) -> jax.Array:
@@ -118,3 +131,19 @@ def _scale_by_copies(groups: Groups) -> optax.GradientTransformation:
     return group_of(path_name(path), groups).copies * update
   return optax.stateless(
       lambda updates, params: jax.tree_util.tree_map_with_path(scale, updates))
+
+
+def _average_params(decay: float) -> optax.GradientTransformation:
+  """average = decay average + (1 - decay) parameters, after each update, from the initial ones on."""
+  def init(params):
+    # Copies, for the state is donated, and no buffer can be given away twice.
+    return AveragedParams(jax.tree.map(jnp.copy, params))
+
+  def update(updates, state, params):
+    average = jax.tree.map(
+        lambda average, param, update: (
+            decay * average + (1 - decay) * (param + update)).astype(average.dtype),
+        state.params, params, updates)
+    return updates, AveragedParams(average)
+
+  return optax.GradientTransformation(init, update)

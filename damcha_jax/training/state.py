@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from damcha_jax.training.optimizer import averaged_params
 from damcha_jax.training.sharding import Partitioning
 from damcha_jax.training.task import Task
 
@@ -66,6 +67,12 @@ def create_state(task: Task, optimizer: optax.GradientTransformation, root: jax.
 def initial_params(task: Task, root: jax.Array) -> PyTree:
   """What a run with this root key starts from, boxed."""
   return task.init_params(stream_key(root, "params", 0))
+
+
+def evaluated_params(state: TrainState) -> PyTree:
+  """The averaged parameters, where the optimizer keeps them, else the parameters themselves."""
+  averaged = averaged_params(state.opt_state)
+  return state.params if averaged is None else averaged
 
 
 def num_params(state: TrainState) -> int:

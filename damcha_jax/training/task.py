@@ -70,6 +70,9 @@ class Task:
     parameter_groups: the optimizer's treatment of every parameter.
     diagnostics: `params -> {name: scalar}`, recorded before the first update and with every
       evaluation under split `diagnostics`; may be empty.
+    ema_decay: of an exponential moving average of the parameters over updates, which is then what
+      is evaluated and diagnosed; None: the parameters themselves.
+    unit: what `sums['weight']` counts, for the speed that is recorded, `<unit>_per_second`.
   """
 
   name: str
@@ -83,3 +86,5 @@ class Task:
   selection_metric: str
   parameter_groups: tuple[ParameterGroup, ...]
   diagnostics: Callable[[PyTree], Mapping[str, jax.Array]] = lambda params: {}
+  ema_decay: Optional[float] = None
+  unit: str = "tokens"

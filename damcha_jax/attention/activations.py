@@ -31,12 +31,21 @@ def sharded_like(batch: NamedSharding, function: Callable[..., Any]) -> Callable
 
 
 def constrain(x: Array) -> Array:
-  """x [B, ..] in the sharding that the caller of the model asked for, or as it is.
+  """x [B, ..] in the sharding that the caller of the model asked for, or as it is."""
+  return _constrain(x, ())
+
+
+def constrain_rows(x: Array) -> Array:
+  """`constrain`, where XLA may divide the other axes of x as it likes.
 
   What has one row for the whole batch stays where it is.
   """
+  return x if x.shape[0] == 1 else _constrain(x, (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1))
+
+
+def _constrain(x: Array, others: tuple[Any, ...]) -> Array:
   batch = _SHARDING.get()
-  if batch is None or x.shape[0] == 1:
+  if batch is None:
     return x
   return jax.lax.with_sharding_constraint(
-      x, NamedSharding(batch.mesh, PartitionSpec(batch.spec[0])))
+      x, NamedSharding(batch.mesh, PartitionSpec(batch.spec[0], *others)))

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from damcha_jax.attention import core
-from damcha_jax.attention.activations import constrain
+from damcha_jax.attention.activations import constrain_rows
 from damcha_jax.metric.application import apply_metric
 from damcha_jax.metric.application import check_heads
 from damcha_jax.metric.application import Factors
@@ -78,7 +78,7 @@ def make_metric(generator: nn.Module, contexts: Contexts, layer_index: Any = Non
   if _in_factors(generator, contexts, shared):
     return Metric(None, contexts, generator.factors(contexts.vectors_BCD, layer_index))
   # Metrics are larger than the kernel that makes them: let that move to the rows of the batch.
-  return Metric(constrain(generator(contexts.vectors_BCD, layer_index)), contexts)
+  return Metric(constrain_rows(generator(contexts.vectors_BCD, layer_index)), contexts)
 
 
 def _in_factors(generator: nn.Module, contexts: Contexts, shared: bool) -> bool:

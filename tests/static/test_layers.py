@@ -42,6 +42,7 @@ RULES = {
     "damcha_jax/analysis": ({"jax", "flax", "numpy"},
                             {"damcha_jax.metric", "damcha_jax.attention", "damcha_jax.models",
                              "damcha_jax.analysis"}),
+    "damcha_jax/analysis/plots.py": ({"matplotlib", "numpy"}, {"damcha_jax.training.workdir"}),
     "damcha_jax/interop": ({"jax", "flax", "numpy", "orbax"},
                            {"damcha_jax.metric", "damcha_jax.attention", "damcha_jax.models",
                             "damcha_jax.interop", "damcha_jax.config", "damcha_jax.errors"}),

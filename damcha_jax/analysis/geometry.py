@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +74,80 @@ def block_drift(initial: Sequence[Array], trained: Sequence[Array]) -> dict[str,
 def _from_row_mean(blocks: np.ndarray) -> np.ndarray:
   """Blocks [.., H, K, H, K] without the mean of their row."""
   return blocks - blocks.mean(-2, keepdims=True)
+
+
+class LayerGeometry(NamedTuple):
+  """One layer's metrics m [E, H, K, K] of E contexts; means are over contexts.
+
+  Attributes:
+    mean_HKK: the mean metric of every head.
+    norm_H: its Frobenius norm.
+    spectrum_K: mean over heads too of singular values, largest first.
+    effective_rank_H: mean `effective_rank`.
+    rank_max: the largest `numerical_rank` of any head and context; K at most (Section 3.3).
+    asymmetry_H: mean `asymmetry`.
+    adaptivity: see `adaptivity`; over all heads.
+  """
+
+  mean_HKK: np.ndarray
+  norm_H: np.ndarray
+  spectrum_K: np.ndarray
+  effective_rank_H: np.ndarray
+  rank_max: int
+  asymmetry_H: np.ndarray
+  adaptivity: float
+
+
+def layer_geometry(m_EHKK: np.ndarray) -> LayerGeometry:
+  m_EHKK = np.asarray(m_EHKK, np.float32)
+  mean_HKK = m_EHKK.mean(0, dtype=np.float64)
+  values_EHK = np.linalg.svd(m_EHKK, compute_uv=False).astype(np.float64)
+  return LayerGeometry(
+      mean_HKK, _norm(mean_HKK), values_EHK.mean((0, 1)), effective_rank(values_EHK).mean(0),
+      int(numerical_rank(values_EHK, m_EHKK.shape[-2]).max()), asymmetry(m_EHKK).mean(0),
+      float(adaptivity(lambda m: m, jnp.asarray(m_EHKK))))
+
+
+def effective_rank(values_XK: np.ndarray) -> np.ndarray:
+  """exp of the entropy of singular values [.., K]: from 1, one direction only, to K, all alike.
+
+    p_k = s_k / sum s,  exp(-sum_k p_k log p_k);  0 for a matrix of zeros
+  """
+  total_X1 = values_XK.sum(-1, keepdims=True)
+  p_XK = values_XK / np.where(total_X1 > 0, total_X1, 1.0)
+  entropy_X = -np.sum(p_XK * np.log(np.where(p_XK > 0, p_XK, 1.0)), axis=-1)
+  return np.where(total_X1[..., 0] > 0, np.exp(entropy_X), 0.0)
+
+
+def numerical_rank(values_XK: np.ndarray, num_rows: int) -> np.ndarray:
+  """How many singular values [.., K] of float32 matrices exceed rounding, s_1 max(rows, K) eps."""
+  size = max(num_rows, values_XK.shape[-1])
+  least_X1 = values_XK.max(-1, keepdims=True) * size * np.finfo(np.float32).eps
+  return np.sum(values_XK > least_X1, axis=-1)
+
+
+def asymmetry(m_XKK: np.ndarray) -> np.ndarray:
+  """||m - m^T|| / (2 ||m||), the antisymmetric part: 0 symmetric, 1 antisymmetric.
+
+  sqrt((1 - 1/K) / 2), about 0.7, is what independent entries give on average.
+  """
+  return (_norm(m_XKK - m_XKK.swapaxes(-1, -2))
+          / (2 * np.maximum(_norm(m_XKK), np.finfo(np.float64).tiny)))
+
+
+def relative_distance(initial_XKL: np.ndarray, trained_XKL: np.ndarray) -> np.ndarray:
+  """||m - m_0|| / ||m_0|| in the Frobenius norm: how far matrices have moved."""
+  return (_norm(trained_XKL - initial_XKL)
+          / np.maximum(_norm(initial_XKL), np.finfo(np.float64).tiny))
+
+
+def diagonal_share(energy_HH: np.ndarray) -> float:
+  """sum_i E_ii / sum_ij E_ij of block energies; 1/H where all blocks are alike."""
+  return float(np.trace(energy_HH) / max(energy_HH.sum(), np.finfo(np.float64).tiny))
+
+
+def _norm(m_XKL: np.ndarray) -> np.ndarray:
+  return np.sqrt(np.sum(np.square(m_XKL, dtype=np.float64), axis=(-2, -1)))
 
 
 def adaptivity(generate: Callable[[Array], Any], contexts_CD: Array) -> Array:

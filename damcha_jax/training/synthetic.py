@@ -8,6 +8,7 @@ but the time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+import dataclasses
 from typing import Any, Optional
 
 import jax
@@ -81,6 +82,35 @@ def synthetic_task(config: SyntheticConfig, task: str, dimension: int, attention
   )
 
 
+def lane_task(config: SyntheticConfig, task: str, dimension: int, attention: str,
+              entanglement: float, seed: int) -> Task:
+  """One lane of `synthetic_task` as a task of its own, whose parameters have no axis of lanes.
+
+  It is for looking into a model that was trained in its lane; `lane_of` gives its parameters.
+  """
+  lookup, strengths = lookup_of(config, task, dimension), (entanglement,)
+  lane = _Lanes(dataclasses.replace(config, seeds=(seed,)), lookup, strengths, attention)
+  whole = synthetic_task(config, task, dimension, attention)
+  return dataclasses.replace(
+      whole,
+      init_params=lambda rng: jax.tree.map(lambda leaf: leaf[0], lane.init_params(rng)),
+      loss_fn=lane.loss_of_one,
+      eval_loss_fn=lambda params, batch: lane.sums_per_row(
+          jax.tree.map(lambda leaf: leaf[None], params), batch),
+      train_source=Lookups(lookup, strengths, (seed,), config.batch_size, jax.process_index(),
+                           jax.process_count()),
+      eval_sources={split: HeldOut(lookup, strengths, 1, config.num_held_out, split)
+                    for split in whole.eval_sources})
+
+
+def lane_of(config: SyntheticConfig, dimension: int, entanglement: float, seed: int,
+            params: PyTree) -> PyTree:
+  """The parameters of one lane."""
+  lane = (config.entanglements_at(dimension).index(entanglement) * len(config.seeds)
+          + config.seeds.index(seed))
+  return jax.tree.map(lambda leaf: leaf[lane], params)
+
+
 class _Lanes:
   """Models side by side."""
 
@@ -128,6 +158,13 @@ class _Lanes:
     objective_L, (nats_LB, right_LB) = _each_lane(self._objective)(params, self._data(batch))
     sums = {name: rows_B.sum() for name, rows_B in self._named(nats_LB, right_LB).items()}
     return objective_L.sum(), {**sums, "weight": _num_queries(batch).sum()}
+
+  def loss_of_one(self, params: PyTree, batch: Mapping[str, jax.Array],
+                  rng: Optional[jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """`loss_and_sums` of the first lane, whose parameters these are, outside of any loop."""
+    del rng
+    objective, (nats_B, _) = self._objective(params, tuple(part[0] for part in self._data(batch)))
+    return objective, {"nats": nats_B.sum(), "weight": _num_queries(batch).sum()}
 
   def sums_per_row(self, params: PyTree, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """nats and right answers of each lane, nats of all lanes, and the weight, [B] each."""

@@ -12,7 +12,7 @@ from damcha_jax.config import ConfigError, freeze
 from damcha_jax.config.synthetic import SyntheticConfig
 from damcha_jax.models.lookup import METHODS
 from damcha_jax.training import synthetic as synthetic_training
-from damcha_jax.training.synthetic import held_out, synthetic_task
+from damcha_jax.training.synthetic import held_out, lane_of, lane_task, synthetic_task
 
 
 def _config(**changes):
@@ -44,6 +44,23 @@ def test_a_lane_is_what_its_seed_and_entanglement_give_alone(attention):
     results.append([_lane((params, grads), lane) for lane in lanes])
   for one, other in zip(*results):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, other)
+
+
+@pytest.mark.families
+def test_a_lane_by_itself_is_the_lane_of_the_whole():
+  config = _config(seeds=(4, 7), entanglements=(0.0, 1.0))
+  whole = synthetic_task(config, "retrieval", 8, "mha")
+  lane = lane_task(config, "retrieval", 8, "mha", 1.0, 7)
+  params = whole.init_params(jax.random.key(0))
+  own = lane_of(config, 8, 1.0, 7, params)
+  jax.tree.map(np.testing.assert_array_equal, own, lane.init_params(jax.random.key(1)))
+  batch, own_batch = (task.train_source.batch_at(2) for task in (whole, lane))
+  np.testing.assert_array_equal(own_batch["features"][:, 0], batch["features"][:, 3])
+  sums = whole.loss_fn(params, batch, None)[1]
+  loss, own_sums = lane.loss_fn(own, own_batch, None)
+  assert float(loss) == pytest.approx(float(sums["nats_e1_seed7"]), rel=1e-5)
+  assert own_sums["weight"] == sums["weight"] and own_sums["nats"] == loss
+  assert lane.eval_loss_fn(own, own_batch)["nats"].sum() == pytest.approx(float(loss), rel=1e-5)
 
 
 def test_lanes_of_a_seed_start_alike_and_learn_apart():

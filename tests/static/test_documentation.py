@@ -14,6 +14,7 @@ from damcha_jax.config import freeze
 from damcha_jax.config.efficiency import EfficiencyConfig
 from damcha_jax.config.synthetic import SyntheticConfig
 from damcha_jax.config.theory import TheoryConfig
+from experiments import analysis
 from experiments import common
 from experiments import evaluate
 from experiments import plan
@@ -60,6 +61,8 @@ def test_documented_command_parses(command, monkeypatch):
     sample.parse(arguments[1:])
   elif arguments[1] == "experiments.evaluate":
     evaluate.parse(arguments[1:])
+  elif arguments[1] == "experiments.analysis":
+    analysis.parse(arguments[1:])
   elif arguments[1] == "experiments.plan":
     plan.parse(arguments[1:])
   elif arguments[1].startswith("damcha_jax."):

@@ -15,6 +15,8 @@ from damcha_jax.config import conversion
 from damcha_jax.config.ablations import AblationsConfig
 from damcha_jax.config.conversion import ConfigError, to_dict, unknown_key_message
 from damcha_jax.config.decoder import DecoderConfig, LanguageModelConfig
+from damcha_jax.config.image_classification import (AugmentationConfig, ClassificationDataConfig,
+                                                    ImageClassificationConfig)
 from damcha_jax.config.image_generation import (ImageDataConfig, ImageGenerationConfig,
                                                 ImageMetricsConfig, ImageSamplingConfig)
 from damcha_jax.config.sections import (AuthorsConfig, CheckpointConfig, ColmhaConfig, DamchaConfig,
@@ -24,6 +26,7 @@ from damcha_jax.config.sections import (AuthorsConfig, CheckpointConfig, ColmhaC
                                         VisionModelConfig)
 from damcha_jax.config.text_generation import (DecodingConfig, TextDataConfig,
                                                TextGenerationConfig, TextMetricsConfig)
+from damcha_jax.config.transformer import TransformerConfig
 from damcha_jax.config.upgrade import upgraded
 
 

@@ -43,9 +43,11 @@ class VisionModelConfig:
   image_size: int
   patch_size: int
   num_classes: int
+  pooling: Literal["class", "mean"]  # what is classified: a token of its own, the patches' mean
   initializer: Literal["vit", "gpt2", "lecun"]
   dropout_rate: float
   attention_dropout_rate: float
+  stochastic_depth_rate: float  # how often the last layer's branches are left out; the first's: 0
   remat: bool
   scan_layers: bool
   attention_implementation: Literal["auto", "plain", "xla", "cudnn"]

@@ -112,6 +112,9 @@ class Block(nn.Module):
   Attributes:
     attention: makes the attention, e.g. functools.partial(DamchaAttention, num_heads=8).
     shared_generator: the stack's metric generator; None where the attention has its own or none.
+    stochastic_depth_step: while training, layer i (from 0) leaves out what it would add to an
+      example with probability i times this, and divides what it adds by the probability that it
+      does, branch by branch (Huang et al. 2016, with its linear decay).
   """
 
   attention: Callable[..., nn.Module]
@@ -122,6 +125,7 @@ class Block(nn.Module):
   shared_generator: Optional[nn.Module] = None
   deterministic: bool = True
   gelu: str = "exact"
+  stochastic_depth_step: float = 0.0
   partitioned: bool = False
   dtype: Any = None
   param_dtype: Any = jnp.float32
@@ -167,8 +171,8 @@ class Block(nn.Module):
           name="mlp",
       )(y_BTD, self.deterministic)
 
-    x_BTD = constrain(self._residual(constrain(x_BTD), attend, "attention_norm"))
-    return constrain(self._residual(x_BTD, feed_forward, "mlp_norm"))
+    x_BTD = constrain(self._residual(constrain(x_BTD), attend, "attention_norm", layer_index))
+    return constrain(self._residual(x_BTD, feed_forward, "mlp_norm", layer_index))
 
   def _bound_generator(self, generator_params: Any) -> nn.Module:
     """The stack's generator: with given parameters under scan, else through the shared scope."""
@@ -177,9 +181,21 @@ class Block(nn.Module):
     rngs = {"alpha": self.make_rng("alpha")} if self.has_rng("alpha") else {}
     return self.shared_generator.copy(parent=None).bind({"params": generator_params}, rngs=rngs)
 
-  def _residual(self, x_BTD: Array, layer: Callable[[Array], Array], norm_name: str) -> Array:
+  def _residual(
+      self, x_BTD: Array, layer: Callable[[Array], Array], norm_name: str, layer_index: Any
+  ) -> Array:
     norm = layer_norm(norm_name, self.partitioned, self.dtype, self.param_dtype)
-    drop = lambda y: nn.Dropout(self.dropout_rate)(y, deterministic=self.deterministic)
+
+    def drop(y_BTD: Array) -> Array:
+      y_BTD = nn.Dropout(self.dropout_rate)(y_BTD, deterministic=self.deterministic)
+      if self.deterministic or self.stochastic_depth_step == 0.0:
+        return y_BTD
+      # Under scan the layer's index, and so its rate, is known only when the program runs.
+      kept = 1.0 - layer_index * self.stochastic_depth_step
+      shape = (len(y_BTD), 1, 1)
+      kept_B11 = jax.random.bernoulli(self.make_rng("dropout"), kept, shape)
+      return jnp.where(kept_B11, y_BTD / jnp.asarray(kept, y_BTD.dtype), 0)
+
     if self.norm_placement == "pre":
       return x_BTD + drop(layer(norm(x_BTD)))
     if self.norm_placement == "post":

@@ -60,6 +60,7 @@ class BlockStack(nn.Module):
   decode: bool = False
   partitioned: bool = False
   sow_layers: bool = False
+  stochastic_depth_rate: float = 0.0
   dtype: Any = None
   param_dtype: Any = jnp.float32
 
@@ -114,6 +115,7 @@ class BlockStack(nn.Module):
         generator,
         deterministic,
         self.gelu,
+        self.stochastic_depth_rate / max(self.num_layers - 1, 1),
         self.partitioned,
         self.dtype,
         self.param_dtype,

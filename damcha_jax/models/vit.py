@@ -25,11 +25,14 @@ class VisionTransformer(nn.Module):
     x = [cls; patches W_E + b_E] + positions;  x = stack(x);  logits = norm(x_0) W + b
 
   Patches are squares of `patch_size` that do not overlap, in row-major order; the first of the
-  T = 1 + (image_size / patch_size)^2 tokens, a trainable vector, stands for the class.
+  T = 1 + (image_size / patch_size)^2 tokens, a trainable vector, stands for the class. With the
+  pooling 'mean' there is no such token, and the mean over all T of norm(x) takes the place of
+  norm(x_0). Images of 8-bit values are scaled to [-1, 1].
 
   Attributes:
     stack: makes the pre-LN BlockStack; `make_vit` builds it from a config.
     features: D.
+    pooling: 'class' or 'mean'.
   """
 
   stack: Callable[..., BlockStack]
@@ -41,13 +44,15 @@ class VisionTransformer(nn.Module):
   initializers: Initializers = make_initializers("vit", 1)
   dtype: Any = None
   param_dtype: Any = jnp.float32
+  pooling: str = "class"
 
   @nn.compact
   def __call__(self, images: Array, *, deterministic: bool = True) -> Array:
     """Logits of a batch of images.
 
     Raises:
-      ValueError: the images are not image_size x image_size, or patches do not tile them.
+      ValueError: the images are not image_size x image_size, patches do not tile them, or an
+        unknown pooling.
     """
     if images.ndim != 4 or images.shape[1:3] != (self.image_size, self.image_size):
       raise ValueError(
@@ -59,6 +64,9 @@ class VisionTransformer(nn.Module):
           f"patches of {self.patch_size} do not tile images of {self.image_size}; choose a"
           " patch_size that divides image_size"
       )
+    if self.pooling not in ("class", "mean"):
+      raise ValueError(f"pooling {self.pooling!r} is neither 'class' nor 'mean'")
+    images = scaled(images)
     axes, zeros = nn.with_logical_partitioning, nn.initializers.zeros
     grid_BYXD = nn.Conv(
         self.features,
@@ -73,24 +81,31 @@ class VisionTransformer(nn.Module):
     )(images)
     x_BTD = grid_BYXD.reshape(images.shape[0], -1, self.features)
     embedding = self.initializers.embedding
-    class_D = self.param("class", axes(embedding, ("embed",)), (self.features,), self.param_dtype)
-    class_BTD = jnp.broadcast_to(class_D.astype(x_BTD.dtype), (len(x_BTD), 1, self.features))
-    x_BTD = jnp.concatenate([class_BTD, x_BTD], axis=1)
+    if self.pooling == "class":
+      class_D = self.param("class", axes(embedding, ("embed",)), (self.features,), self.param_dtype)
+      class_BTD = jnp.broadcast_to(class_D.astype(x_BTD.dtype), (len(x_BTD), 1, self.features))
+      x_BTD = jnp.concatenate([class_BTD, x_BTD], axis=1)
     positions_TD = self.param(
         "positions", axes(embedding, ("positions", "embed")), x_BTD.shape[1:], self.param_dtype
     )
     x_BTD = x_BTD + positions_TD.astype(x_BTD.dtype)
     x_BTD = nn.Dropout(self.dropout_rate)(x_BTD, deterministic=deterministic)
     x_BTD = self.stack(name="stack")(x_BTD, deterministic=deterministic)
-    class_BD = layer_norm("norm", True, self.dtype, self.param_dtype)(x_BTD[:, 0])
+    norm = layer_norm("norm", True, self.dtype, self.param_dtype)
+    pooled_BD = norm(x_BTD[:, 0]) if self.pooling == "class" else norm(x_BTD).mean(1)
     return nn.Dense(
         self.num_classes,
-        dtype=jnp.promote_types(class_BD.dtype, jnp.float32),
+        dtype=jnp.promote_types(pooled_BD.dtype, jnp.float32),
         param_dtype=self.param_dtype,
         kernel_init=axes(self.initializers.head, ("embed", "vocab")),
         bias_init=axes(zeros, ("vocab",)),
         name="head",
-    )(class_BD)
+    )(pooled_BD)
+
+
+def scaled(images: Array) -> Array:
+  """8-bit values in [-1, 1]; other images as they are."""
+  return images.astype(jnp.float32) / 127.5 - 1.0 if images.dtype == jnp.uint8 else images
 
 
 def make_vit(config: Any, attention: str, *, evaluation: bool = False) -> VisionTransformer:
@@ -118,6 +133,7 @@ def make_vit(config: Any, attention: str, *, evaluation: bool = False) -> Vision
       remat=model.remat,
       scan_layers=model.scan_layers,
       partitioned=True,
+      stochastic_depth_rate=model.stochastic_depth_rate,
       **dtypes,
       **factory.stack_options,
   )
@@ -129,5 +145,6 @@ def make_vit(config: Any, attention: str, *, evaluation: bool = False) -> Vision
       model.num_classes,
       model.dropout_rate,
       initializers,
+      pooling=model.pooling,
       **dtypes,
   )

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
 from damcha_jax.analysis.geometry import adaptivity_by_layer
-from damcha_jax.config import DecoderConfig
+from damcha_jax.config import DecoderConfig, TransformerConfig
 from damcha_jax.models.decoder import DecoderLM, init_params, make_decoder
 from damcha_jax.training.task import Batch, EvalSource, ParameterGroup, Task, TrainSource
 
@@ -51,11 +52,12 @@ def decoder_task(config: DecoderConfig, attention: str, *, train_source: TrainSo
       metrics_of=metrics_of,
       selection_metric="nats_per_token",
       parameter_groups=parameter_groups(config),
-      diagnostics=lambda params: _adaptivity(model, params, probe),
+      diagnostics=lambda params: adaptivity_on(model, params, probe),
   )
 
 
-def _adaptivity(model: DecoderLM, params: PyTree, probe: Batch) -> dict[str, jax.Array]:
+def adaptivity_on(model: nn.Module, params: PyTree, probe: Batch) -> dict[str, jax.Array]:
+  """The adaptivity of the metrics that the model generates on a batch."""
   _, state = model.apply({"params": params}, probe["inputs"], **_layout(probe),
                          mutable=["intermediates"])
   return adaptivity_by_layer(state.get("intermediates", {}))
@@ -75,12 +77,18 @@ def loss_and_sums(model: DecoderLM, params: PyTree, batch: Mapping[str, jax.Arra
   weights_BT = batch["weights"]
   weight = weights_BT.sum()
   nats = jnp.sum(weights_BT * cross_entropy(logits_BTV, batch["targets"]))
-  auxiliary = {}
+  auxiliary = auxiliary_sums(sown, weight)
+  return nats + sum(auxiliary.values()), {"weight": weight, "nats": nats, **auxiliary}
+
+
+def auxiliary_sums(sown: Mapping[str, Any], weight: jax.Array) -> dict[str, jax.Array]:
+  """By the name of each loss that layers sowed, `weight` times its sum over them."""
+  sums = {}
   for path, loss in jax.tree_util.tree_leaves_with_path(sown):
     name = path[-2].key  # .. / name / index: what is sown comes as a tuple
     # Under scan the layers' losses are stacked on an axis.
-    auxiliary[name] = auxiliary.get(name, 0.0) + weight * jnp.sum(loss)
-  return nats + sum(auxiliary.values()), {"weight": weight, "nats": nats, **auxiliary}
+    sums[name] = sums.get(name, 0.0) + weight * jnp.sum(loss)
+  return sums
 
 
 def sums_per_row(model: DecoderLM, params: PyTree,
@@ -103,7 +111,7 @@ def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
   return optax.softmax_cross_entropy_with_integer_labels(wide, targets_BT)
 
 
-def parameter_groups(config: DecoderConfig) -> tuple[ParameterGroup, ...]:
+def parameter_groups(config: TransformerConfig) -> tuple[ParameterGroup, ...]:
   """Weight decay on matrices only: not on biases, norms, embeddings, positions, context vectors.
 
   (nanoGPT decays everything with two or more axes, embeddings and positions included.)

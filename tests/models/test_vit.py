@@ -13,7 +13,7 @@ import pytest
 from damcha_jax.analysis.causality import random_variables
 from damcha_jax.attention import ATTENTIONS
 from damcha_jax.config import ConfigError, MeshConfig, VisionModelConfig
-from damcha_jax.models.stack import stack_layers
+from damcha_jax.models.stack import BlockStack, stack_layers
 from damcha_jax.models.vit import make_vit
 from damcha_jax.training.sharding import make_mesh, Partitioning
 from tests.models import decoders
@@ -27,8 +27,8 @@ TABLE_6 = dict(num_layers=12, num_heads=6, features=384, mlp_features=1536, imag
 
 def _config(sizes=None, damcha=None, **model):
   language = decoders.config({})
-  fields = dict(initializer="vit", dropout_rate=0.0, attention_dropout_rate=0.0, remat=False,
-                scan_layers=False, attention_implementation="auto", dtype="float32",
+  fields = dict(pooling="class", initializer="vit", dropout_rate=0.0, attention_dropout_rate=0.0,
+                stochastic_depth_rate=0.0, remat=False, scan_layers=False, attention_implementation="auto", dtype="float32",
                 param_dtype="float32")
   sections = {name: getattr(language, name) for name in
               ("tha", "dcmha", "colmha", "moa", "mma", "authors")}
@@ -132,3 +132,54 @@ def test_what_does_not_fit_is_said():
     make_vit(_config(), "vit")
   with pytest.raises(ConfigError, match="num_heads=3 does not divide"):
     make_vit(_config(num_heads=3), "mha")
+
+
+def test_the_mean_over_patches_takes_the_place_of_the_class_token():
+  vit = make_vit(_config(pooling="mean"), "mha")
+  params = nn.unbox(random_variables(vit, IMAGES, std=0.3)["params"])
+  assert "class" not in params and params["positions"].shape == (9, 8)
+  logits, state = vit.apply({"params": params}, IMAGES, capture_intermediates=True,
+                            mutable=["intermediates"])
+  (normed_BTD,) = state["intermediates"]["norm"]["__call__"]
+  assert normed_BTD.shape == (2, 9, 8)
+  expected = normed_BTD.mean(1) @ params["head"]["kernel"] + params["head"]["bias"]
+  np.testing.assert_allclose(logits, expected, rtol=1e-5)
+  with pytest.raises(ValueError, match="pooling 'max' is neither 'class' nor 'mean'"):
+    _shapes(vit.copy(pooling="max"))
+
+
+def test_bytes_are_scaled_to_plus_and_minus_one():
+  vit = make_vit(_config(), "mha")
+  params = random_variables(vit, IMAGES, std=0.3)["params"]
+  values = np.random.default_rng(0).integers(0, 256, IMAGES.shape).astype(np.uint8)
+  run = jax.jit(lambda images: vit.apply({"params": params}, images))
+  np.testing.assert_allclose(run(values), run(values / np.float32(127.5) - 1), atol=1e-6)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_stochastic_depth_leaves_out_branches_more_often_further_up(scan_layers):
+  """A branch that is 1 adds kept / (1 - rate) to an example, at the rates 0, 0.3 and 0.6."""
+  class One(nn.Module):
+
+    @nn.compact
+    def __call__(self, x_BTD, **options):
+      return jnp.ones_like(x_BTD)
+
+  stack = BlockStack(3, One, mlp_features=4, causal=False, stochastic_depth_rate=0.6,
+                     scan_layers=scan_layers, sow_layers=not scan_layers)
+  x_BTD = jnp.zeros((4000, 1, 2))
+  params = jax.tree.map(jnp.zeros_like, stack.init(jax.random.key(0), x_BTD)["params"])
+  run = lambda deterministic: stack.apply(
+      {"params": params}, x_BTD, deterministic=deterministic, mutable=["intermediates"],
+      rngs={"dropout": jax.random.key(1)})
+  still, _ = run(True)
+  np.testing.assert_array_equal(still, 3.0)  # the feed-forward parts add nothing
+  out, state = run(False)
+  possible = [1 + a / 0.7 + b / 0.4 for a in (0, 1) for b in (0, 1)]
+  assert (np.abs(out[:, 0, :1] - np.array(possible)).min(-1) < 1e-5).all()
+  np.testing.assert_array_equal(out[..., 0], out[..., 1])
+  assert out.mean() == pytest.approx(3.0, abs=0.1)  # the mean stays
+  if not scan_layers:
+    depths = np.stack(state["intermediates"]["layer_outputs"])[..., 0, 0]
+    kept = (np.diff(depths, axis=0, prepend=0) > 0).mean(1)
+    np.testing.assert_allclose(kept, [1.0, 0.7, 0.4], atol=0.03)

@@ -54,6 +54,23 @@ def test_equals_optax_adamw_where_there_is_one_group():
     np.testing.assert_allclose(results[0][name], results[1][name], rtol=1e-6)
 
 
+def test_averaged_parameters_follow_the_updates_and_change_none():
+  groups, params = (ParameterGroup("kernel$", decay=True),), {"kernel": jnp.arange(4.0)}
+  plain = optimizer_lib.make_optimizer(CONFIG, 10, groups)
+  averaging = optimizer_lib.make_optimizer(CONFIG, 10, groups, ema_decay=0.8)
+  states, expected = [plain.init(params), averaging.init(params)], np.arange(4.0)
+  assert optimizer_lib.averaged_params(states[0]) is None
+  for step in range(4):
+    grads = {"kernel": jnp.cos(params["kernel"] + step)}
+    updates, states[0] = plain.update(grads, states[0], params)
+    same, states[1] = averaging.update(grads, states[1], params)
+    np.testing.assert_array_equal(same["kernel"], updates["kernel"])
+    params = optax.apply_updates(params, updates)
+    expected = 0.8 * expected + 0.2 * np.asarray(params["kernel"])
+    np.testing.assert_allclose(optimizer_lib.averaged_params(states[1])["kernel"], expected,
+                               rtol=1e-6)
+
+
 def test_every_parameter_must_be_in_a_group():
   groups = (ParameterGroup("bias$", decay=False),)
   optimizer_lib.check_groups({"a": {"bias": 0}}, groups)

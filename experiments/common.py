@@ -23,9 +23,9 @@ import numpy as np
 
 from damcha_jax import reporting
 from damcha_jax.attention import ATTENTIONS
-from damcha_jax.config import (AblationsConfig, ConfigError, ImageGenerationConfig,
-                               LanguageModelConfig, TextGenerationConfig, to_dict,
-                               unknown_key_message)
+from damcha_jax.config import (AblationsConfig, ConfigError, ImageClassificationConfig,
+                               ImageGenerationConfig, LanguageModelConfig, TextGenerationConfig,
+                               to_dict, unknown_key_message)
 from damcha_jax.errors import until_nobody_reads, UserError, WorkdirError
 from damcha_jax.reporting import Measurement
 from damcha_jax.training import loop
@@ -37,7 +37,8 @@ from damcha_jax.training.workdir import Workdir, first_difference
 
 PAPER = Path(__file__).parents[1] / "results" / "paper.json"
 CONFIG_CLASSES = {"gpt2_enwik8": LanguageModelConfig, "image_generation": ImageGenerationConfig,
-                  "text_generation": TextGenerationConfig, "ablations": AblationsConfig}
+                  "text_generation": TextGenerationConfig, "ablations": AblationsConfig,
+                  "vit_imagenet": ImageClassificationConfig}
 COSTS = {"num_params": "1", "model_flops_per_step": "FLOP", "train_seconds": "s"}
 Results = dict[tuple[str, int], dict[str, Any]]  # by attention and seed
 Tasks = dict[tuple[str, int], Task]
@@ -294,12 +295,13 @@ def _reported(metrics: Mapping[str, float], metric: str, attention: str, seed: i
   return metrics[metric]
 
 
-def validation_curves(workdir: Path, results: Results) -> dict[str, list[tuple[int, float]]]:
-  """(step, nats per token) on the validation split, by the name of each run."""
+def validation_curves(workdir: Path, results: Results,
+                      metric: str = "nats_per_token") -> dict[str, list[tuple[int, float]]]:
+  """(step, a metric on the validation split), by the name of each run."""
   curves = {}
   for attention, seed in results:
     path = run_dir(workdir, attention, seed) / "metrics.jsonl"
-    curves[f"{attention}, seed {seed}"] = list(validation_scores(path, "nats_per_token").items())
+    curves[f"{attention}, seed {seed}"] = list(validation_scores(path, metric).items())
   return curves
 
 

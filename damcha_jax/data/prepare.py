@@ -2,12 +2,13 @@
 
   python -m damcha_jax.data.prepare NAME [--data_dir=DIR] [--manual_dir=DIR] [--verify]
 
-NAME is enwik8, text8, mix, cifar10, cifar100, wmt14 or commongen; how the last two are prepared
-`prepare_text` tells. Of the others it downloads the published archive, or takes it from a manual
-folder, and makes two things of it: the memory-mapped arrays that training reads, in
-`<data_dir>/bytes/<name>/` or `<data_dir>/images/<name>/`, and `<data_dir>/<name>/<version>/`,
-ArrayRecord files for TFDS. What is already there is left alone; `--verify` checks every byte of it,
-and makes it again if one is wrong. A preparation that is killed leaves nothing that would be read.
+NAME is enwik8, text8, mix, cifar10, cifar100, wmt14, commongen or imagenet2012; how the last three
+are prepared `prepare_text` and `prepare_imagenet` tell. Of the others it downloads the published
+archive, or takes it from a manual folder, and makes two things of it: the memory-mapped arrays that
+training reads, in `<data_dir>/bytes/<name>/` or `<data_dir>/images/<name>/`, and
+`<data_dir>/<name>/<version>/`, ArrayRecord files for TFDS. What is already there is left alone;
+`--verify` checks every byte of it, and makes it again if one is wrong. A preparation that is killed
+leaves nothing that would be read.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from typing import Any, Optional
 
 import numpy as np
 
-from damcha_jax.data import archives, corpora, image_sets, prepare_text, prepared, prepared_images
-from damcha_jax.data import text_pairs
+from damcha_jax.data import archives, corpora, image_sets, imagenet, prepare_imagenet, prepare_text
+from damcha_jax.data import prepared, prepared_images, text_pairs
 from damcha_jax.errors import DataError, until_nobody_reads, UserError
 
 _RECORDS_AT_ONCE = 1024
@@ -35,7 +36,7 @@ def main(argv: Optional[list[str]] = None) -> int:
   parser = argparse.ArgumentParser(prog="python -m damcha_jax.data.prepare",
                                    description=__doc__.split("\n", maxsplit=1)[0])
   parser.add_argument("name", choices=(*corpora.PREPARABLE, *image_sets.IMAGE_SETS,
-                                        *text_pairs.PUBLISHED))
+                                        *text_pairs.PUBLISHED, imagenet.NAME))
   parser.add_argument("--data_dir", default=prepared.DEFAULT_DATA_DIR,
                       help="where prepared data goes (default: %(default)s)")
   parser.add_argument("--manual_dir", help="folder with files fetched by hand; nothing is "
@@ -44,7 +45,8 @@ def main(argv: Optional[list[str]] = None) -> int:
   args = parser.parse_args(argv)
   messages, status = [], 0
   for name in corpora.MIX if args.name == "mix" else (args.name,):
-    make = prepare_text.prepare if name in text_pairs.PUBLISHED else prepare
+    make = (prepare_text.prepare if name in text_pairs.PUBLISHED else
+            prepare_imagenet.prepare if name == imagenet.NAME else prepare)
     try:
       make(name, args.data_dir, args.manual_dir, args.verify)
     except UserError as error:

@@ -44,7 +44,7 @@ class _Parsed(Exception):
 
 def test_there_are_commands_for_every_config():
   for name in ("mix", "enwik8", "text8", "cifar10", "cifar100", "wmt14", "commongen", "table3",
-               "table4"):
+               "table4", "vit_s16"):
     for size in ("", ":cpu", ":smoke"):
       assert any(f"--config=configs/{name}.py{size}" in command.split() for command in _commands())
 

@@ -29,6 +29,12 @@ RULES = {
                                  {"damcha_jax.data", "damcha_jax.errors"}),
     "damcha_jax/data/builders": ({"numpy", "tensorflow_datasets", "PIL"},
                                  {"damcha_jax.data"}),
+    **{f"damcha_jax/data/{file}": (
+        {"numpy", "PIL", *packages},
+        {"damcha_jax.data", "damcha_jax.config", "damcha_jax.errors"})
+       for file, packages in (("augmentation.py", ()),
+                              ("imagenet.py", ("tensorflow_datasets", "array_record")),
+                              ("labelled_images.py", ("absl", "grain")))},
     "damcha_jax/data/tokenizers.py": ({"tokenizers"}, {"damcha_jax.data", "damcha_jax.errors"}),
     "damcha_jax/data/prepare.py": ({"numpy", "tensorflow", "tensorflow_datasets", "array_record"},
                                    {"damcha_jax.data", "damcha_jax.config", "damcha_jax.errors"}),

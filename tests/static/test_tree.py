@@ -83,6 +83,8 @@ def test_every_config_key_is_read():
     read.add("attentions")
   if {"task_names", "lookup"} <= read:  # likewise
     read |= {"tasks", *TASKS}
+  if "milestones" in read:  # likewise
+    read.add("milestone_epochs")
   read |= set(sharding.AXES) | set(DATASETS)  # sections whose keys are read by these names
   for cls in (*common.CONFIG_CLASSES.values(), EfficiencyConfig, SyntheticConfig, TheoryConfig):
     assert _fields(cls) - read == set()

@@ -1,0 +1,94 @@
+"""Every family's train step at the paper's size becomes a program for TPUs and GPUs, without any.
+
+Models and batches are shapes alone, on a mesh of 256 devices that are not there.
+"""
+
+from collections.abc import Callable, Mapping
+import functools
+import math
+
+import jax
+from jax.sharding import AbstractMesh, AxisType
+import pytest
+
+from configs import cifar10, commongen, mix, synthetic, wmt14
+from damcha_jax.attention import ATTENTIONS
+from damcha_jax.config import (freeze, ImageGenerationConfig, LanguageModelConfig,
+                               TextGenerationConfig)
+from damcha_jax.config.synthetic import SyntheticConfig
+from damcha_jax.training.abstract import (abstract_decoder_update, abstract_update,
+                                          AbstractUpdate)
+from damcha_jax.training.sharding import AXES
+from damcha_jax.training.synthetic import synthetic_task
+
+BACKENDS = {"tpu": "tpu", "cuda": "gpu"}  # by platform: what jax.default_backend() says there
+FUSED = ("mha", "damcha", "moa", "mma")
+OTHERS = tuple(name for name in ATTENTIONS if name not in ("mha", "damcha", "authors_mma"))
+
+
+def _decoder(module, cls, attention: str, implementation: str, mesh: AbstractMesh):
+  config = module.get_config().unlock()
+  config.attentions, config.model.attention_implementation = attention, implementation
+  config.batch_size = max(config.batch_size, mesh.size)
+  return abstract_decoder_update(freeze(config, cls), attention, mesh)
+
+
+def _synthetic(attention: str, implementation: str, mesh: AbstractMesh):
+  config = synthetic.get_config().unlock()
+  config.seeds, config.batch_size = (0, 1), max(config.batch_size, mesh.size)
+  config.model.attention_implementation = implementation
+  config = freeze(config, SyntheticConfig)
+  task = synthetic_task(config, "retrieval", config.dimension, attention)
+  return abstract_update(task, config, mesh, task.train_source.batch_at(0))
+
+
+FAMILIES: Mapping[str, Callable[[str, str, AbstractMesh], AbstractUpdate]] = {
+    "gpt2_enwik8": functools.partial(_decoder, mix, LanguageModelConfig),
+    "image_generation": functools.partial(_decoder, cifar10, ImageGenerationConfig),
+    "text_generation": functools.partial(_decoder, wmt14, TextGenerationConfig),
+    "short_texts": functools.partial(_decoder, commongen, TextGenerationConfig),
+    "synthetic": _synthetic,
+}
+
+
+def _check(monkeypatch, family: str, attention: str, platform: str,
+           shape: tuple[int, int, int] = (32, 8, 1)) -> None:
+  """Exports the step and compares what it takes and gives."""
+  monkeypatch.setattr(jax, "default_backend", lambda: BACKENDS[platform])
+  fused = platform == "cuda" and attention in FUSED
+  mesh = AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+  before = sum(array.nbytes for array in jax.live_arrays())
+  update = FAMILIES[family](attention, "xla" if fused else "plain", mesh)
+  exported = jax.export.export(update.step, platforms=[platform])(update.targets, update.batch)
+  assert sum(array.nbytes for array in jax.live_arrays()) - before < 1000
+  assert exported.platforms == (platform,) and exported.nr_devices == math.prod(shape)
+  assert exported.mlir_module_serialized
+  state, metrics = jax.tree.unflatten(exported.out_tree, exported.out_avals)
+  assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state) == jax.tree.map(
+      lambda leaf: (leaf.shape, leaf.dtype), update.targets)
+  assert metrics["loss"].shape == ()
+
+
+def test_the_language_model_with_damcha_is_lowered_for_tpus(monkeypatch):
+  _check(monkeypatch, "gpt2_enwik8", "damcha", "tpu")
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("platform", BACKENDS)
+@pytest.mark.parametrize("attention", ("mha", "damcha"))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_lowered(monkeypatch, family, attention, platform):
+  _check(monkeypatch, family, attention, platform)
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("platform", BACKENDS)
+@pytest.mark.parametrize("attention", OTHERS)
+def test_every_comparator_is_lowered(monkeypatch, attention, platform):
+  _check(monkeypatch, "gpt2_enwik8", attention, platform)
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("attention", ("mha", "damcha"))
+def test_the_tensor_axis_is_lowered(monkeypatch, attention):
+  _check(monkeypatch, "image_generation", attention, "tpu", (16, 8, 2))

@@ -1,40 +1,85 @@
 """What every attention of an experiment needs, without allocating anything or reading data.
 
+  python -m experiments.plan --config=configs/cifar10.py --devices=v5e-64
   python -m experiments.plan --config=configs/cifar10.py --num_devices=8
 
-Parameters, the memory of parameters and optimizer state on each device (activations come on top),
-and the model's FLOPs, for as many devices of whatever kind as are asked for.
+With a kind of device (see `damcha_jax.training.devices`): the memory that a step takes on each,
+how long steps and the run may take, and, with exit status 2, what does not fit, and a remedy.
+Each model is compiled for that, which takes seconds. With a number alone: parameters, the memory of
+parameters and optimizer state on each device, and the model's FLOPs.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import sys
+from typing import NamedTuple, Optional
 
 import jax
 
 from damcha_jax.config import AblationsConfig, ConfigError, DecoderConfig, freeze
-from damcha_jax.training.plan import plan_decoder
+from damcha_jax.training.devices import DeviceKind, MFU_RANGE, parse_devices
+from damcha_jax.training.plan import check_fits, Plan, plan_decoder
 from damcha_jax.training.sharding import make_mesh
+from damcha_jax.training.writer import format_duration
 from experiments import common
 
 
+class Devices(NamedTuple):
+  """What is asked about; without a kind, of any."""
+
+  number: int
+  kind: Optional[DeviceKind]
+
+
 def main(argv: Sequence[str]) -> None:
-  config, num_devices = parse(argv)
+  config, devices = parse(argv)
   models = _models(config)
   jax.config.update("jax_platforms", "cpu")
-  jax.config.update("jax_num_cpu_devices", num_devices)
+  jax.config.update("jax_num_cpu_devices", devices.number)
   mesh = make_mesh(next(iter(models.values()))[0].mesh, jax.devices())
-  print(f"{config.name}:{config.size} on {num_devices} device{'s' * (num_devices > 1)}, mesh "
+  print(f"{config.name}:{config.size} on {devices.number} device{'s' * (devices.number > 1)}, mesh "
         + " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items()))
-  print(f"{'attention':20}{'parameters':>14}{'state':>10}{'a device':>10}{'FLOP/step':>12}"
-        f"{'FLOP/run':>12}")
+  if devices.kind is not None:
+    print(f"{devices.kind.name}: {devices.kind.memory_gib:g} GiB and "
+          f"{devices.kind.peak_flops / 1e12:g} TFLOP/s each; times at "
+          f"{MFU_RANGE[1]:.0%} to {MFU_RANGE[0]:.0%} of that, assumed")
+  columns = _columns(devices)
+  print(f"{'attention':20}" + "".join(f"{title:>{width}}" for title, (width, _) in columns.items()))
+  plans = {}
   for name, (own, attention) in models.items():
-    plan = plan_decoder(own, attention, jax.devices())
-    print(f"{name:20}{plan.num_params:14,}{_readable(plan.state_bytes):>10}"
-          f"{_readable(plan.state_bytes_per_device):>10}{plan.flops_per_step:12.3e}"
-          f"{plan.flops_per_step * plan.num_steps:12.3e}", flush=True)
+    plans[name] = plan = plan_decoder(own, attention, jax.devices(), devices.kind is not None)
+    print(f"{name:20}" + "".join(f"{show(plan):>{width}}" for width, show in columns.values()),
+          flush=True)
+  if devices.kind is not None:
+    check_fits(*max(plans.items(), key=lambda item: item[1].peak_bytes_per_device), devices.kind)
+
+
+def _columns(devices: Devices) -> dict[str, tuple[int, Callable[[Plan], str]]]:
+  """Width and contents of each column of the table."""
+  flops = {"FLOP/step": (12, lambda plan: f"{plan.flops_per_step:.3e}"),
+           "FLOP/run": (12, lambda plan: f"{plan.flops_per_step * plan.num_steps:.3e}")}
+  params = {"parameters": (14, lambda plan: f"{plan.num_params:,}")}
+  if devices.kind is None:
+    return {**params, "state": (10, lambda plan: _readable(plan.state_bytes)),
+            "a device": (10, lambda plan: _readable(plan.state_bytes_per_device)), **flops}
+  times = lambda plan: plan.step_seconds(devices.kind, devices.number)
+  span = lambda plan, factor, show: " to ".join(show(factor * time) for time in times(plan))
+  of_device = {
+      "weights": lambda plan: plan.params_bytes_per_device,
+      "gradients": lambda plan: plan.params_bytes_per_device,
+      "optimizer": lambda plan: plan.state_bytes_per_device - plan.params_bytes_per_device,
+      "activations": lambda plan: plan.activation_bytes_per_device,
+      "in all": lambda plan: plan.peak_bytes_per_device,
+  }
+  return {
+      **params,
+      **{title: (14, lambda plan, size=size: _readable(size(plan)))
+         for title, size in of_device.items()}, **flops,
+      "ms/step": (16, lambda plan: span(plan, 1e3, "{:.3g}".format)),
+      "run": (20, lambda plan: span(plan, plan.num_steps, format_duration)),
+  }
 
 
 def _models(config: DecoderConfig | AblationsConfig) -> dict[str, tuple[DecoderConfig, str]]:
@@ -45,20 +90,26 @@ def _models(config: DecoderConfig | AblationsConfig) -> dict[str, tuple[DecoderC
   return {attention: (config, attention) for attention in config.attention_names}
 
 
-def parse(argv: Sequence[str]) -> tuple[DecoderConfig | AblationsConfig, int]:
-  """The frozen config and the number of devices.
+def parse(argv: Sequence[str]) -> tuple[DecoderConfig | AblationsConfig, Devices]:
+  """The frozen config and the devices.
 
   Raises:
     ConfigError: the command line cannot be understood, or its experiment has no plan.
   """
   parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
   parser.add_argument("--num_devices", type=int, default=1)
+  parser.add_argument("--devices")
   options, rest = parser.parse_known_args(argv)
   config, _ = common.parse(rest)
   if config.experiment not in common.CONFIG_CLASSES:
     raise ConfigError(f"experiment '{config.experiment}' trains no decoder; plans are for "
                       f"{', '.join(common.CONFIG_CLASSES)}")
-  return freeze(config, common.CONFIG_CLASSES[config.experiment]), options.num_devices
+  kind, number = None, options.num_devices
+  if options.devices is not None:
+    kind, number = parse_devices(options.devices)
+  if number < 1:
+    raise ConfigError(f"--num_devices={number} must be at least 1")
+  return freeze(config, common.CONFIG_CLASSES[config.experiment]), Devices(number, kind)
 
 
 def _readable(num_bytes: int) -> str:

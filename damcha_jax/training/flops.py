@@ -37,6 +37,11 @@ def peak_flops(device: jax.Device) -> Optional[float]:
   return _PEAK_FLOPS.get(kind)
 
 
+def peak_flops_of(device_kind: str) -> float:
+  """The peak of a kind that is in the table."""
+  return _PEAK_FLOPS[device_kind]
+
+
 def model_flops_per_step(task: Task, params: Any, batch: Any) -> int:
   """3 times the matrix-product FLOPs of the forward pass over one batch.
 

@@ -1,0 +1,83 @@
+"""Plans: what fits a device, what does not and why, and how long it may take."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from configs import mix
+from damcha_jax.config import ConfigError, freeze, LanguageModelConfig
+from damcha_jax.training.devices import KINDS, parse_devices
+from damcha_jax.training.plan import check_fits, Plan, plan_decoder
+
+ROOT = Path(__file__).parents[2]
+GIB = 2**30
+PLAN = Plan(num_params=10**9, state_bytes=12 * 10**9, state_bytes_per_device=12 * GIB,
+            params_bytes_per_device=4 * GIB, peak_bytes_per_device=18 * GIB,
+            flops_per_step=197 * 10**12, num_steps=100)
+
+
+def test_devices_are_a_kind_and_a_number():
+  assert parse_devices("a100_80gb-16") == (KINDS["a100_80gb"], 16)
+  for kind in KINDS.values():
+    assert 1e14 < kind.peak_flops < 1e15
+
+
+@pytest.mark.parametrize("text, message", [
+    ("v5e", "no kind and number of devices, such as v5e-64"),
+    ("v5e-0", "no kind and number"),
+    ("v5-8", "unknown kind 'v5'; choose from v4, v5e"),
+])
+def test_other_devices_are_an_error(text, message):
+  with pytest.raises(ConfigError, match=message):
+    parse_devices(text)
+
+
+def test_a_step_takes_the_longer_the_smaller_the_share_of_the_peak():
+  fast, slow = PLAN.step_seconds(KINDS["v5e"], 2)
+  assert (fast, slow) == pytest.approx((1.0, 1 / 0.3))
+
+
+def test_what_does_not_fit_names_the_quantity_and_a_remedy():
+  check_fits("mha", PLAN, KINDS["v6e"])
+  with pytest.raises(ConfigError, match=r"^mha needs 18.0 GiB on each device, 16.0 GiB of it for "
+                                        r"parameters, gradients and optimizer state, and v5e has "
+                                        r"14.4 GiB .*; use a larger mesh.fsdp, or more devices"):
+    check_fits("mha", PLAN, KINDS["v5e"])
+  smaller = PLAN._replace(state_bytes_per_device=3 * GIB, params_bytes_per_device=GIB)
+  with pytest.raises(ConfigError, match="14.0 GiB of it for activations.*use model.remat=True, a "
+                                        "larger optimizer.accumulation_steps, or more devices"):
+    check_fits("mha", smaller, KINDS["v5e"])
+
+
+def _plan(**model):
+  config = mix.get_config("smoke").unlock()
+  config.model.update(**{"num_layers": 4, **model})
+  return plan_decoder(freeze(config, LanguageModelConfig), "mha", jax.devices()[:1], with_peak=True)
+
+
+@pytest.mark.families
+def test_the_peak_is_the_state_and_what_training_keeps_of_every_layer():
+  plain, remat = _plan(scan_layers=True), _plan(scan_layers=True, remat=True)
+  assert plain.state_bytes == 3 * plain.params_bytes_per_device + 12  # three counters
+  assert plain.peak_bytes_per_device > plain.state_bytes + plain.params_bytes_per_device
+  # 8 rows of 64 tokens; the weights of 4 heads alone are [8, 4, 64, 64] in every layer.
+  assert plain.activation_bytes_per_device > 4 * 4 * 8 * 4 * 64 * 64
+  assert remat.activation_bytes_per_device < 0.6 * plain.activation_bytes_per_device
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("rows, status", [(64, 0), (512, 2)])
+def test_the_command_refuses_what_cannot_fit(rows, status):
+  done = subprocess.run(
+      [sys.executable, "-m", "experiments.plan", "--config=configs/mix.py", "--devices=v5e-8",
+       "--config.attentions=damcha", f"--config.batch_size={rows}"],
+      cwd=ROOT, capture_output=True, text=True, check=False)
+  assert done.returncode == status, done.stderr
+  assert "v5e: 16 GiB and 197 TFLOP/s each" in done.stdout and "damcha" in done.stdout
+  if status:
+    error = done.stderr.strip()
+    assert error.startswith("error: damcha needs ") and "\n" not in error
+    assert "for activations" in error and "model.remat=True" in error

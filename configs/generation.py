@@ -61,6 +61,8 @@ def paper(experiment: str, dataset: str, context_length: int,
       sharing="generator",  # 3.4: one f_theta for the stack, each layer its own context
       context="prefix",  # omitted: a mean over the whole sequence would leak the future
       stride=context_length // 16,  # omitted: 16 contexts per example
+      half_life=config_dict.placeholder(float),  # 3.2: a mean, in which all tokens count alike
+      mix_slices=False,  # 3.3: slices of the layer input itself
       # 5.1: f_theta is a 9-layer MLP: 9 Linear layers, so 8 hidden widths. The width is omitted:
       # W = 2N = 20 matches the query and key projections it replaces (2ND^2) in parameters, which
       # the paper's "comparable parameter count" needs.

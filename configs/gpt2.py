@@ -72,6 +72,8 @@ def paper(dataset: str) -> ml_collections.ConfigDict:
       sharing="generator",  # 3.4: one f_theta for the stack, each layer its own context
       context="prefix",  # omitted: a mean over the whole sequence would leak the future
       stride=64,  # omitted: 8 contexts per window; 1 is the exact prefix mean, at T times the cost
+      half_life=config_dict.placeholder(float),  # 3.2: a mean, in which all tokens count alike
+      mix_slices=False,  # 3.3: slices of the layer input itself
       # 5.1: f_theta is a 9-layer MLP: 9 Linear layers, so 8 hidden widths. The width is omitted:
       # W = 2N = 24 matches the query and key projections it replaces (2ND^2) in parameters, which
       # the paper's "comparable parameter count" needs.

@@ -30,6 +30,7 @@ from damcha_jax.metric import context as context_lib
 from damcha_jax.metric.context import Contexts
 from damcha_jax.metric.generator import MetricGenerator
 from damcha_jax.metric.options import check_integers
+from damcha_jax.metric.options import check_positive
 
 CONTEXTS = ("prefix", "sequence", "learned")
 FORMS = ("head_slice", "full_width")
@@ -50,11 +51,16 @@ def check_no_future_leak(context: str, causal: Optional[bool], allow_future_leak
 
 
 class MetricContext(nn.Module):
-  """Makes the contexts of a layer input; holds the learned vector or the running mean of decoding."""
+  """Makes the contexts of a layer input; holds the learned vector or the running mean of decoding.
+
+  With a `half_life` in tokens, earlier tokens count less in a prefix mean, by a half-life that each
+  feature learns, from this one.
+  """
 
   kind: str = "prefix"
   stride: int = 1
   decode: bool = False
+  half_life: Optional[float] = None
 
   @nn.compact
   def __call__(
@@ -71,16 +77,20 @@ class MetricContext(nn.Module):
       return Contexts(jnp.zeros((batch_size, 1, features), x_BTD.dtype), None, stride=1)
     if self.kind == "sequence":
       return context_lib.sequence_context(x_BTD, valid_BT, segment_ids_BT)
+    half_life_D = None
+    if self.half_life is not None:
+      factor_D = jnp.exp(self.param("log_half_life", nn.initializers.zeros, (features,)))
+      half_life_D = self.half_life * factor_D
     if not self.decode:
-      return context_lib.prefix_contexts(x_BTD, self.stride, valid_BT, segment_ids_BT)
+      return context_lib.prefix_contexts(x_BTD, self.stride, valid_BT, segment_ids_BT, half_life_D)
     initialised = self.has_variable("cache", "prefix")
     state = self.variable(
         "cache", "prefix", context_lib.empty_state, batch_size, features, x_BTD.dtype
     )
     if not initialised:
-      return context_lib.prefix_contexts(x_BTD, self.stride, valid_BT, segment_ids_BT)
+      return context_lib.prefix_contexts(x_BTD, self.stride, valid_BT, segment_ids_BT, half_life_D)
     contexts, state.value = context_lib.continue_prefix(
-        x_BTD, self.stride, valid_BT, context_lib.PrefixState(*state.value)
+        x_BTD, self.stride, valid_BT, context_lib.PrefixState(*state.value), half_life_D
     )
     return contexts
 
@@ -98,6 +108,10 @@ class DamchaAttention(AttentionBase):
     context: 'prefix' (mean of the tokens so far; causal), 'sequence' (mean of all tokens; needs
       causal=False) or 'learned' (a trainable vector).
     stride: with 'prefix', tokens per context; 1 is the exact running mean.
+    half_life: with 'prefix', not the paper's: tokens after which one counts half in the mean, at
+      first; every feature learns its own. None: all count alike.
+    mix_slices: 'head_slice' only, not the paper's: heads compare slices of X W, with one D x D
+      matrix for queries and keys, where the paper's head sees K of X's D features alone.
     form: 'head_slice' (the paper's attention) or 'full_width' (contains multi-head attention).
     update_rank: 'full_width' only: rank of the adaptive part, None for a full D x D one, 0 for none.
     static_part: 'full_width' only: keep the factored W_Q W_K^T.
@@ -112,6 +126,8 @@ class DamchaAttention(AttentionBase):
   generator: Optional[nn.Module] = None
   context: str = "prefix"
   stride: int = 1
+  half_life: Optional[float] = None
+  mix_slices: bool = False
   form: str = "head_slice"
   update_rank: Optional[int] = None
   static_part: bool = True
@@ -124,9 +140,14 @@ class DamchaAttention(AttentionBase):
         raise ValueError(f"{name} {value!r} is not one of {', '.join(allowed)}")
     check_integers(self, "stride")
     check_integers(self, "update_rank", least=0, optional=True)
+    check_positive(self, "half_life")
     if self.generator is not None and not isinstance(self.generator, nn.Module):
       raise ValueError(f"generator {self.generator!r} must be a module, such as"
                        " MetricGenerator(num_heads)")
+    if self.half_life is not None and self.context != "prefix":
+      raise ValueError(f"half_life is for context='prefix', not context={self.context!r}")
+    if self.mix_slices and self.form != "head_slice":
+      raise ValueError("mix_slices is for form='head_slice'; the full width has no slices")
     if self.form == "head_slice" and self.update_rank is not None:
       raise ValueError("update_rank is for form='full_width'; the head-slice metric is K x K")
     if self.form == "full_width" and self.update_rank == 0 and not self.static_part:
@@ -207,7 +228,8 @@ class DamchaAttention(AttentionBase):
         generator = self._default_generator(inputs.query_BTD.shape[-1])
       if not generator.adaptive:
         return Metric(generator(), None)
-    contexts = MetricContext(self.context, self.stride, self.decode, name="context")(
+    make = MetricContext(self.context, self.stride, self.decode, self.half_life, name="context")
+    contexts = make(
         inputs.query_BTD, inputs.valid_query_BT, inputs.segment_ids_BT
     )
     metric = make_metric(generator, contexts, layer_index)
@@ -239,6 +261,9 @@ class DamchaAttention(AttentionBase):
           f" keys {key_BSD.shape[-1]} features; project one of them, or use form='full_width'"
       )
     head_features = self.head_features(features)
+    if self.mix_slices:
+      mix = self.project_shared("mix", features, use_bias=False, kernel_init=self.kernel_init)
+      query_BTD, key_BSD = mix(query_BTD), mix(key_BSD)
     slices = lambda x: x.reshape(*x.shape[:2], self.num_heads, head_features)
     query_BTHK = metric.apply(slices(query_BTD))
     return query_BTHK, slices(key_BSD), 1.0 / math.sqrt(head_features)

@@ -66,6 +66,8 @@ class DamchaConfig:
   sharing: Literal["generator", "stack", "none"]
   context: Literal["prefix", "sequence", "learned"]
   stride: int
+  half_life: Optional[float]  # tokens after which one counts half in a prefix mean; None: never
+  mix_slices: bool  # head_slice only: slices are of X W, W learned
   widths: tuple[int, ...]  # hidden widths of f_theta: P - 1 numbers
   parameterization: Literal["blocks", "rowsum"]
   preset: Literal["paper", "robust"]

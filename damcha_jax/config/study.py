@@ -69,6 +69,19 @@ VARIANTS = {
     # A metric that starts as MHA's and is moved by the context, of low rank.
     "damcha_full_width": Variant("damcha", {"damcha.form": "full_width", "damcha.update_rank": 1},
                                  "mha"),
+    "damcha_full_width_robust": Variant("damcha", {
+        "damcha.form": "full_width", "damcha.update_rank": 1, "damcha.preset": "robust"}, "mha"),
+    # Slices of a learned mixture, with a generator smaller by as many parameters; a context in which
+    # the distant past fades.
+    "damcha_mixed": Variant("damcha", {"damcha.mix_slices": True, "damcha.widths": (12,) * 8}),
+    "damcha_mixed_robust": Variant("damcha", {
+        "damcha.mix_slices": True, "damcha.widths": (12,) * 8, "damcha.preset": "robust"},
+                                   "damcha_robust"),
+    "damcha_decayed": Variant("damcha", {"damcha.half_life": 8.0, "damcha.preset": "robust"},
+                              "damcha_robust"),
+    "damcha_mixed_decayed": Variant("damcha", {
+        "damcha.mix_slices": True, "damcha.widths": (12,) * 8, "damcha.half_life": 8.0,
+        "damcha.preset": "robust"}, "damcha_robust"),
     # How much a look into the future is worth.
     "damcha_future": Variant("damcha", {"damcha.context": "sequence",
                                         "damcha.allow_future_leak": True}),

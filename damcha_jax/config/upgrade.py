@@ -7,6 +7,8 @@ from typing import Any
 # Section, key and the value with which a model is what it was before the key was there.
 _ADDED = (
     ("damcha", "static_part", True),
+    ("damcha", "half_life", None),
+    ("damcha", "mix_slices", False),
     ("damcha", "initializer", None),
     ("damcha", "residual", None),
     ("damcha", "normalize_context", None),

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from damcha_jax.config import DamchaConfig, freeze, ModelConfig
+from damcha_jax.config import DamchaConfig, freeze, ModelConfig, upgraded
 from damcha_jax.errors import CheckpointError
 from damcha_jax.interop.mha_to_damcha import decoder_to_damcha
 from damcha_jax.interop.names import below
@@ -224,6 +224,8 @@ def to_damcha(
       metric="generated",
       context="prefix",
       parameterization="rowsum",
+      half_life=None,
+      mix_slices=False,
       static_part=True,
       initializer=None,
       residual=None,
@@ -252,5 +254,6 @@ def _sections(description: Mapping[str, Any]) -> Any:
       **others,
       model=freeze(description["model"], ModelConfig),
       context_length=description["context_length"],
-      damcha=None if damcha is None else freeze(damcha, DamchaConfig),
+      damcha=(None if damcha is None
+              else freeze(upgraded({"damcha": damcha})["damcha"], DamchaConfig)),
   )

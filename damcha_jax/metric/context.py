@@ -6,6 +6,9 @@ A context is a mean over token vectors of the layer input. Which mean decides wh
   prefix    one context per stride of `stride` tokens: c_k = mean of tokens 0 .. k * stride, used by
             the queries k * stride .. (k + 1) * stride - 1                             (causal)
 
+With a half-life h (one for each feature), a prefix mean weighs token s of 0 .. t by 2^(-(t - s) / h);
+without, by 1.
+
 Positions count real tokens of the own segment, not columns, so padding on either side and packing
 leave every row the metrics it would have alone.
 
@@ -78,28 +81,33 @@ def prefix_contexts(
     stride: int,
     valid_BT: Optional[Array] = None,
     segment_ids_BT: Optional[Array] = None,
+    half_life_D: Optional[Array] = None,
 ) -> Contexts:
   """Causal contexts: the mean of tokens 0 .. k * stride for the k-th stride of queries."""
   if segment_ids_BT is not None:
-    return _packed_prefix_contexts(x_BTD, stride, valid_BT, segment_ids_BT)
+    return _packed_prefix_contexts(x_BTD, stride, valid_BT, segment_ids_BT, half_life_D)
   if valid_BT is None:
-    return _dense_prefix_contexts(x_BTD, stride)
+    if half_life_D is None:
+      return _dense_prefix_contexts(x_BTD, stride)
+    valid_BT = jnp.ones(x_BTD.shape[:2], bool)
   num_contexts = math.ceil(x_BTD.shape[1] / stride)
-  contexts, _ = _masked_prefix_contexts(
-      x_BTD, stride, valid_BT, empty_state(x_BTD.shape[0], x_BTD.shape[2], x_BTD.dtype), num_contexts
-  )
-  return contexts
+  state = empty_state(x_BTD.shape[0], x_BTD.shape[2], x_BTD.dtype)
+  return _masked_prefix_contexts(x_BTD, stride, valid_BT, state, num_contexts, half_life_D)[0]
 
 
 def continue_prefix(
-    x_BTD: Array, stride: int, valid_BT: Optional[Array], state: PrefixState
+    x_BTD: Array,
+    stride: int,
+    valid_BT: Optional[Array],
+    state: PrefixState,
+    half_life_D: Optional[Array] = None,
 ) -> tuple[Contexts, PrefixState]:
   """`prefix_contexts` for T more tokens of sequences whose earlier tokens are in `state`."""
   if valid_BT is None:
     valid_BT = jnp.ones(x_BTD.shape[:2], bool)
   # The first new token may fall inside a stride, which therefore spills into one more context.
   num_contexts = math.ceil((x_BTD.shape[1] + stride - 1) / stride)
-  return _masked_prefix_contexts(x_BTD, stride, valid_BT, state, num_contexts)
+  return _masked_prefix_contexts(x_BTD, stride, valid_BT, state, num_contexts, half_life_D)
 
 
 def _dense_prefix_contexts(x_BTD: Array, stride: int) -> Contexts:
@@ -115,14 +123,23 @@ def _dense_prefix_contexts(x_BTD: Array, stride: int) -> Contexts:
 
 
 def _masked_prefix_contexts(
-    x_BTD: Array, stride: int, valid_BT: Array, state: PrefixState, num_contexts: int
+    x_BTD: Array,
+    stride: int,
+    valid_BT: Array,
+    state: PrefixState,
+    num_contexts: int,
+    half_life_D: Optional[Array],
 ) -> tuple[Contexts, PrefixState]:
   valid_BT = valid_BT.astype(bool)
   x_BTD = jnp.where(valid_BT[..., None], x_BTD.astype(accumulator(x_BTD.dtype)), 0.0)
   # Index of each real token within its sequence; padding carries the index of the token before it.
   index_BT = state.count_B[:, None] + jnp.cumsum(valid_BT, axis=1, dtype=jnp.int32) - 1
-  sum_BTD = state.sum_BD[:, None] + jnp.cumsum(x_BTD, axis=1)
-  mean_BTD = sum_BTD / jnp.maximum(index_BT + 1, 1)[..., None]
+  if half_life_D is None:
+    sum_BTD = state.sum_BD[:, None] + jnp.cumsum(x_BTD, axis=1)
+  else:
+    kept_BTD, sum_BTD = _decayed_sum(x_BTD, _kept(valid_BT, half_life_D))
+    sum_BTD += kept_BTD * state.sum_BD[:, None]
+  mean_BTD = sum_BTD / _total_weight(index_BT + 1, half_life_D)
   first_B = state.count_B // stride
   column_BT = jnp.where(valid_BT, index_BT - (first_B * stride)[:, None], num_contexts * stride)
 
@@ -144,21 +161,51 @@ def _masked_prefix_contexts(
 
 
 def _packed_prefix_contexts(
-    x_BTD: Array, stride: int, valid_BT: Optional[Array], segment_ids_BT: Array
+    x_BTD: Array,
+    stride: int,
+    valid_BT: Optional[Array],
+    segment_ids_BT: Array,
+    half_life_D: Optional[Array],
 ) -> Contexts:
   # How many strides a packed row has depends on the data, so each query gets its own context.
   valid_BT = jnp.ones(x_BTD.shape[:2], bool) if valid_BT is None else valid_BT.astype(bool)
   x_BTD = jnp.where(valid_BT[..., None], x_BTD.astype(accumulator(x_BTD.dtype)), 0.0)
   starts_BT = segment_starts(segment_ids_BT)
-  sum_BTD = _restarting_sum(x_BTD, starts_BT)
+  if half_life_D is None:
+    sum_BTD = _restarting_sum(x_BTD, starts_BT)
+  else:
+    kept_BTD = _kept(valid_BT, half_life_D) * ~starts_BT[..., None]
+    _, sum_BTD = _decayed_sum(x_BTD, kept_BTD)
   count_BT = _restarting_sum(valid_BT.astype(jnp.int32)[..., None], starts_BT)[..., 0]
-  mean_BTD = sum_BTD / jnp.maximum(count_BT, 1)[..., None]
+  mean_BTD = sum_BTD / _total_weight(count_BT, half_life_D)
   anchor_BT = valid_BT & ((count_BT - 1) % stride == 0)
   position_T = jnp.arange(x_BTD.shape[1])
   # A segment that starts with padding has no context yet; its own start keeps it from borrowing
   # the previous segment's.
   latest_BT = jax.lax.cummax(jnp.where(anchor_BT | starts_BT, position_T, 0), axis=1)
   return Contexts(jnp.take_along_axis(mean_BTD, latest_BT[..., None], axis=1), None, stride=1)
+
+
+def _kept(valid_BT: Array, half_life_D: Array) -> Array:
+  """What each token leaves of the weights of those before it: 2^(-1/h), or all if it is padding."""
+  return jnp.where(valid_BT[..., None], jnp.exp2(-1.0 / half_life_D), 1.0)
+
+
+def _total_weight(count_BT: Array, half_life_D: Optional[Array]) -> Array:
+  """Of so many tokens, at least 1: their number, or sum_n 2^(-n/h) = (1 - 2^(-N/h)) / (1 - 2^(-1/h))."""
+  count_BT1 = jnp.maximum(count_BT, 1)[..., None]
+  if half_life_D is None:
+    return count_BT1
+  return jnp.expm1(-jnp.log(2.0) * count_BT1 / half_life_D) / jnp.expm1(-jnp.log(2.0) / half_life_D)
+
+
+def _decayed_sum(x_BTD: Array, kept_BTD: Array) -> tuple[Array, Array]:
+  """Products of `kept` so far, and s_t = kept_t s_{t-1} + x_t."""
+
+  def combine(left, right):
+    return left[0] * right[0], right[0] * left[1] + right[1]
+
+  return jax.lax.associative_scan(combine, (kept_BTD, x_BTD), axis=1)
 
 
 def segment_starts(segment_ids_BT: Array) -> Array:

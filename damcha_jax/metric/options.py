@@ -45,6 +45,13 @@ def check_finite(module: nn.Module, *names: str, least: float = -math.inf) -> No
       raise ValueError(f"{name} {value!r} must be a finite number{at_least}")
 
 
+def check_positive(module: nn.Module, name: str) -> None:
+  """Raises ValueError unless the field is None or a finite number above 0."""
+  value = getattr(module, name)
+  if value is not None and not (_is_number(value) and math.isfinite(value) and value > 0):
+    raise ValueError(f"{name} {value!r} must be a finite number above 0, or None")
+
+
 def check_dtypes(module: nn.Module) -> None:
   """Raises ValueError unless the module computes and keeps floating-point numbers."""
   for name in ("dtype", "param_dtype"):

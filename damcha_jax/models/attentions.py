@@ -112,6 +112,8 @@ def _damcha(
       ATTENTIONS["damcha"],
       context=damcha.context,
       stride=damcha.stride,
+      half_life=damcha.half_life,
+      mix_slices=damcha.mix_slices,
       form=damcha.form,
       update_rank=damcha.update_rank,
       static_part=damcha.static_part,
@@ -130,6 +132,7 @@ def _damcha(
       sharing=damcha.sharing,
       context=damcha.context,
       stride=damcha.stride,
+      half_life=damcha.half_life,
       causal=common["causal"],
       allow_future_leak=damcha.allow_future_leak,
   ))

@@ -37,9 +37,12 @@ class BlockStack(nn.Module):
   Attributes:
     attention: makes a block's attention, e.g. functools.partial(DamchaAttention, num_heads=8).
     generator: makes the shared generator.
-    context, stride, causal, allow_future_leak: of the shared metric, as in DamchaAttention.
+    context, stride, half_life, causal, allow_future_leak: of the shared metric, as in
+      DamchaAttention.
     remat: recompute each block in the backward pass.
     sow_layers: store each block's output under `intermediates` (unrolled stacks only).
+    stochastic_depth_rate: how often training leaves out a branch of the last block; that of the
+      others falls linearly to 0 at the first.
   """
 
   num_layers: int
@@ -49,6 +52,7 @@ class BlockStack(nn.Module):
   sharing: str = "generator"
   context: str = "prefix"
   stride: int = 1
+  half_life: Optional[float] = None
   causal: Optional[bool] = True
   allow_future_leak: bool = False
   norm_placement: str = "pre"
@@ -83,10 +87,8 @@ class BlockStack(nn.Module):
     generator = None if self.generator is None else self.generator(name="generator")
     metric = None
     if generator is not None and self.sharing == "stack":
-      contexts = MetricContext(self.context, self.stride, self.decode, name="context")(
-          x_BTD, padding_mask, segment_ids
-      )
-      metric = make_metric(generator, contexts, shared=True)
+      make = MetricContext(self.context, self.stride, self.decode, self.half_life, name="context")
+      metric = make_metric(generator, make(x_BTD, padding_mask, segment_ids), shared=True)
       metric.sow(self)
       generator = None
     if self.scan_layers:

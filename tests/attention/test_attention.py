@@ -28,6 +28,7 @@ KINDS = {
     "learned": DamchaAttention(H, context="learned"),
     "static": DamchaAttention(H, generator=StaticMetric(H, D)),
     "blocks": DamchaAttention(H, generator=MetricGenerator(H, (5,), "blocks")),
+    "beyond": DamchaAttention(H, stride=2, half_life=3.0, mix_slices=True),
     "full_width": DamchaAttention(H, form="full_width", update_rank=3),
     "full_rank": DamchaAttention(H, form="full_width", static_part=False),
 }
@@ -294,6 +295,10 @@ def test_sequence_context_refuses_a_causal_mask_and_decoding():
     (lambda: init(DamchaAttention(H), X[0]), "must be \\[batch, length, features\\]"),
     (lambda: DamchaAttention(H, stride=0), "stride 0 must be an integer of at least 1"),
     (lambda: DamchaAttention(H, context="suffix"), "context 'suffix'"),
+    (lambda: DamchaAttention(H, half_life=0), "half_life 0 must be a finite number above 0"),
+    (lambda: DamchaAttention(H, half_life="2"), "half_life '2' must be a finite number"),
+    (lambda: DamchaAttention(H, half_life=2, context="learned"), "half_life is for context='prefix'"),
+    (lambda: DamchaAttention(H, form="full_width", mix_slices=True), "form='head_slice'"),
     (lambda: DamchaAttention(H, form="wide"), "form 'wide'"),
     (lambda: DamchaAttention(H, update_rank=2), "update_rank is for form='full_width'"),
     (lambda: init(DamchaAttention(H, implementation="fast"), X), "implementation 'fast'"),

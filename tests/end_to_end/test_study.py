@@ -10,6 +10,9 @@ import sys
 
 import pytest
 
+from configs import study_cpu
+from damcha_jax.config import freeze
+from damcha_jax.config.study import StudyConfig, VARIANTS
 from experiments import study
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +49,14 @@ def test_the_factor_with_the_lowest_loss_wins():
   scores = {("mha", 0.5): 2.0, ("mha", 1.0): 1.0, ("mha", 2.0): 1.5, ("damcha", 0.5): 0.5,
             ("damcha", 1.0): 0.7}
   assert study.winners(scores) == {"mha": 1.0, "damcha": 0.5}
+
+
+@pytest.mark.families
+def test_every_variant_can_be_trained():
+  config = study_cpu.get_config("smoke")
+  with config.unlocked():
+    config.exploratory = ",".join(f"text/{name}" for name in VARIANTS)
+  study.check(freeze(config, StudyConfig))
 
 
 @pytest.mark.families

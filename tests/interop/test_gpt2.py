@@ -125,6 +125,13 @@ def test_the_command_makes_a_damcha_of_the_same_function(
   logits = jax.jit(loaded.module.apply)({"params": loaded.params}, TOKENS)
   np.testing.assert_allclose(logits, _reference(weights, "tanh"), atol=2e-5, rtol=1e-5)
   assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(loaded.params))
+  # As a version wrote it whose attention had fewer options.
+  description = json.loads((output / "model.json").read_text())
+  del description["damcha"]["mix_slices"], description["damcha"]["half_life"]
+  (output / "model.json").write_text(json.dumps(description))
+  again = convert.load_converted(output)
+  np.testing.assert_array_equal(again.module.apply({"params": again.params}, TOKENS),
+                                loaded.module.apply({"params": loaded.params}, TOKENS))
 
 
 def test_other_models_are_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture) -> None:

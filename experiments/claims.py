@@ -1,0 +1,185 @@
+"""Claims of the paper: how one is stated, what decides it, and how the verdict reads.
+
+A claim is data and a function from evidence to a status. Every number of a verdict is read from a
+row of the results or recomputed from the paper's tables, and the evidence keeps the commands of
+all that was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from typing import Any, NamedTuple
+
+from damcha_jax.reporting import Row
+from experiments import paper_tables
+from experiments.document import Block, Code, Heading, Paragraph, Table
+from experiments.results import Result, SIZES
+
+REPORT = "python -m experiments.report --results=results --out=runs/report"
+
+REPRODUCED = "reproduced"
+NOT_REPRODUCED = "not reproduced"
+INCONSISTENT = "inconsistent in the paper"
+NEEDS_HARDWARE = "needs hardware"
+NOT_RUN = "not run here"
+_ONLY = "holds only under "
+
+
+def holds_only_under(condition: str) -> str:
+  return _ONLY + condition
+
+
+class Verdict(NamedTuple):
+  status: str
+  evidence: str
+
+
+class Absent(Exception):
+  """No result holds what a claim is decided by."""
+
+
+class Evidence:
+  """Rows and the paper's figures, and the `commands` that made what was read."""
+
+  def __init__(self, results: Sequence[Result], paper: Mapping[str, Any]):
+    # What counts more is asked first.
+    self._results = sorted(results, key=lambda one: (SIZES + (one.size,)).index(one.size))
+    self._paper = paper
+    self.commands: dict[str, None] = {}  # ordered
+
+  @property
+  def paper(self) -> Mapping[str, Any]:
+    """The paper's tables, as `results/paper.json` has them."""
+    self.commands[REPORT] = None
+    return self._paper
+
+  def figure(self, path: paper_tables.Path) -> float:
+    return functools.reduce(lambda tree, key: tree[key], path, self.paper)
+
+  def rows(self, experiment: str, config: str = "", **fields: Any) -> list[Row]:
+    """The rows with these fields and a value, of the largest run that has any.
+
+    Raises:
+      Absent: none has.
+    """
+    for result in self._results:
+      if result.experiment == experiment and result.config.startswith(config):
+        found = [row for row in result.rows if row["value"] is not None
+                 and all(row.get(key) == value for key, value in fields.items())]
+        if found:
+          self.commands[result.command] = None
+          return found
+    raise Absent
+
+  def value(self, experiment: str, **fields: Any) -> float:
+    """That of the one row with these fields; see `rows`."""
+    return self.rows(experiment, **fields)[0]["value"]
+
+  def both(self, path: paper_tables.Path, other: paper_tables.Path,
+           ) -> Iterator[tuple[Result, Row, Row]]:
+    """Every result that has values for two cells of the paper's tables, and its rows."""
+    cells = self._cells
+    rivals = {result.name: row for result, row in cells.get(other, ()) if row["value"] is not None}
+    for result, row in cells.get(path, ()):
+      if row["value"] is not None and result.name in rivals:
+        self.commands[result.command] = None
+        yield result, row, rivals[result.name]
+
+  @functools.cached_property
+  def _cells(self) -> paper_tables.Found:
+    return paper_tables.locate(self._results)
+
+
+class Claim(NamedTuple):
+  """What the paper says.
+
+  Attributes:
+    section: where.
+    text: what, in short.
+    judge: evidence -> verdict; raises `Absent` where there is none.
+    commands: what decides it, at the size that the claim is about.
+    absent: the status where there is no evidence.
+  """
+
+  section: str
+  text: str
+  judge: Callable[[Evidence], Verdict]
+  commands: tuple[str, ...]
+  absent: str = NOT_RUN
+
+
+class Judged(NamedTuple):
+  claim: Claim
+  verdict: Verdict
+  commands: tuple[str, ...]  # that made the evidence
+
+
+def judge(claims: Sequence[Claim], results: Sequence[Result],
+          paper: Mapping[str, Any]) -> list[Judged]:
+  judged = []
+  for claim in claims:
+    evidence = Evidence(results, paper)
+    try:
+      verdict = claim.judge(evidence)
+    except Absent:
+      verdict = Verdict(claim.absent, "No result that could decide it is among those published.")
+      evidence.commands.clear()
+    judged.append(Judged(claim, verdict, tuple(evidence.commands)))
+  return judged
+
+
+def as_blocks(judged: Sequence[Judged]) -> list[Block]:
+  """A table of all, and each with its evidence."""
+  counts: dict[str, int] = {}
+  for one in judged:
+    kind = (f"{_ONLY}a condition" if one.verdict.status.startswith(_ONLY)
+            else one.verdict.status)
+    counts[kind] = counts.get(kind, 0) + 1
+  blocks: list[Block] = [
+      Paragraph("Every claim that can be tested, in the paper's order. Statuses and numbers are "
+                "computed from the rows in `results/` and from the paper's own tables "
+                "(`results/paper.json`), so they change when results do. **Inconsistent in the "
+                "paper** means that its own tables say otherwise; **needs hardware**, that only "
+                "its own sizes decide; **not run here**, that the command is there and its "
+                "result is not."),
+      Paragraph(f"{len(judged)} claims: " + ", ".join(
+          f"{count} {kind}" for kind, count in counts.items()) + "."),
+      Table("All claims and their statuses.", (REPORT,), ("Section", "Claim", "Status"),
+            tuple((f"{index}. {one.claim.section}", one.claim.text, one.verdict.status)
+                  for index, one in enumerate(judged, 1)))]
+  for index, one in enumerate(judged, 1):
+    blocks += _block(index, one)
+  return blocks
+
+
+def _block(index: int, one: Judged) -> Iterator[Block]:
+  yield Heading(3, f"Claim {index}: {one.claim.section}")
+  yield Paragraph(one.claim.text)
+  yield Paragraph(f"**{one.verdict.status[0].upper()}{one.verdict.status[1:]}.** "
+                  f"{one.verdict.evidence}")
+  # What would decide it; nothing has to where the paper contradicts itself, or it is decided.
+  is_open = one.verdict.status in (NEEDS_HARDWARE, NOT_RUN)
+  decisive = [command for command in one.claim.commands
+              if command not in one.commands and (is_open or not one.commands)]
+  yield Code((*(f"{command}  # the evidence" for command in one.commands),
+              *(f"{command}  # would decide it" for command in decisive)))
+
+
+def number(value: float) -> str:
+  return f"{value:.4g}"
+
+
+def with_spread(row: Row) -> str:
+  return number(row["value"]) + (f" ± {row['spread']:.2g}" if row["spread"] else "")
+
+
+def span(values: Sequence[float]) -> str:
+  low, high = number(min(values)), number(max(values))
+  return low if low == high else f"{low} to {high}"
+
+
+def some(entries: Sequence[str], limit: int = 4) -> str:
+  """The first few."""
+  rest = len(entries) - limit
+  return "; ".join(entries[:limit]) + (f"; and {rest} more" if rest > 0 else "")

@@ -1,0 +1,394 @@
+"""Claims that runs decide: theory, costs, synthetic tasks, and what is measured in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from damcha_jax.reporting import Row
+from experiments.claims import (Absent, Evidence, NOT_REPRODUCED, REPRODUCED, Verdict,
+                                holds_only_under, number, some, span, with_spread)
+
+ROUNDING = {"float32": 1e-5, "float64": 1e-12}
+CLEAR = 1e-2  # a relative difference that is no rounding
+FULL_WIDTH = "full-width metrics (Appendix C.1)"
+# What the sizes of Table 2's experiment are, by their variant.
+MODELS = {None: "the model that Table 2 counted",
+          "section_5_1": "Section 5.1's with a generator of width 2N",
+          "section_5_1_wide": "Section 5.1's with a generator as wide as the model",
+          "gpt2": "GPT-2's with a generator of width 2N",
+          "vit_s16": "ViT-S/16's with a generator of width 2N"}
+
+
+def _values(rows: Sequence[Row]) -> list[float]:
+  return [row["value"] for row in rows]
+
+
+def _split(held: Sequence[str], failed: Sequence[str]) -> str:
+  """The status of a claim that holds for some and not for others."""
+  if not failed:
+    return REPRODUCED
+  return holds_only_under(" and ".join(held)) if held else NOT_REPRODUCED
+
+
+def embedding(evidence: Evidence) -> Verdict:
+  """C.1: multi-head attention is a DAMCHA, and not the reverse."""
+  rows = evidence.rows("theory", dataset="c1_embedding", attention="damcha_full_width",
+                       metric="scores_error")
+  exact = all(row["value"] <= ROUNDING[dtype] for row in rows for dtype in ROUNDING
+              if dtype in row["variant"])
+  strict = evidence.value("theory", dataset="c1_strictness", attention="mha", metric="score_error")
+  reached = evidence.value("theory", dataset="c1_strictness", attention="damcha_full_width",
+                           metric="score_error")
+  outside = evidence.rows("theory", dataset="c1_head_slice", metric="score_residual")
+  worst = max(outside, key=lambda row: row["value"])
+  text = (f"Full width: multi-head attention's scores are computed to within "
+          f"{number(max(_values(rows)))} (relative, float32 and float64); on metrics of full rank "
+          f"multi-head attention misses {number(strict)} of the scores, DAMCHA {number(reached)}. "
+          f"Head slices (Section 3.3): {number(worst['value'])} of multi-head attention's scores "
+          f"are out of reach of any metric at {worst['variant']}.")
+  if not (exact and strict > CLEAR and reached < CLEAR):
+    return Verdict(NOT_REPRODUCED, text)
+  return Verdict(holds_only_under(FULL_WIDTH) if worst["value"] > CLEAR else REPRODUCED, text)
+
+
+def rank(evidence: Evidence) -> Verdict:
+  """3.3, 3.4: RowSum lifts the bound on a head's rank."""
+  inclusion = max(_values(evidence.rows("theory", dataset="c1_embedding", metric="scores_error",
+                                        attention="damcha_head_slice")))
+  full = evidence.value("theory", dataset="c1_strictness", attention="damcha_full_width",
+                        metric="score_error")
+  mha = evidence.value("theory", dataset="c1_strictness", attention="mha", metric="score_error")
+  text = (f"A head-slice metric of width D / H is a metric of multi-head attention with heads of "
+          f"that width (scores differ by {number(inclusion)}), so its rank has the same bound: the "
+          "sum of H blocks of that size is a block of that size. Full-width metrics do lift it: on "
+          f"metrics of full rank they miss {number(full)} of the scores, multi-head attention "
+          f"{number(mha)}.")
+  lifted = full < CLEAR < mha
+  if inclusion > ROUNDING["float32"]:
+    return Verdict(REPRODUCED, text)
+  return Verdict(holds_only_under(FULL_WIDTH) if lifted else NOT_REPRODUCED, text)
+
+
+def risk_no_larger(evidence: Evidence) -> Verdict:
+  """C.2, first half, for the best metric of each form."""
+  static = {row["variant"]: row["value"] for row in evidence.rows(
+      "theory", dataset="c2_heterogeneity", attention="static", metric="excess_risk")}
+  slices = {row["variant"]: row["value"] for row in evidence.rows(
+      "theory", dataset="c2_heterogeneity", attention="adaptive_head_slice",
+      metric="excess_risk")}
+  worse = [f"{variant} {number(value)}, static {number(static[variant])}"
+           for variant, value in slices.items() if value > static[variant]]
+  text = ("Full-width adaptive metrics have the least risk of all by definition (excess 0). Best "
+          f"head-slice metric of each context against the best static one of multi-head attention: "
+          f"worse in {len(worse)} of {len(slices)} cases ({some(worse) or 'none'}).")
+  return Verdict(holds_only_under(FULL_WIDTH) if worse else REPRODUCED, text)
+
+
+def risk_bound(evidence: Evidence) -> Verdict:
+  """C.2, second half."""
+  below = evidence.rows("theory", dataset="c2_contexts", attention="static", metric="below_bound")
+  one = [row for row in evidence.rows("theory", dataset="c2_contexts", attention="static",
+                                      metric="lower_bound") if row["variant"].startswith("K=1,")]
+  text = (f"In closed form the excess risk of the best static metric is below the bound in "
+          f"{number(sum(_values(below)))} of {len(below)} cases. With one context, where there is "
+          f"nothing to adapt to, the bound is still up to "
+          f"{number(max(_values(one), default=0.0))}: that part is due to rank.")
+  if any(_values(below)):
+    return Verdict(NOT_REPRODUCED, text)
+  return Verdict(holds_only_under("full-width metrics and risks that grow as the squared "
+                                  "distance, as squared errors of scores do"), text)
+
+
+def curvature(evidence: Evidence) -> Verdict:
+  """C.2's Assumption 3 with a softmax."""
+  rows = evidence.rows("theory", dataset="c2_growth", attention="softmax",
+                       metric="growth_constant")
+  normalised = evidence.rows("theory", dataset="c2_growth", attention="softmax_normalised",
+                             metric="growth_constant")
+  first, last = rows[0], rows[-1]
+  text = (f"The largest constant that serves up to a distance R falls from "
+          f"{number(first['value'])} ({first['variant']}) to {number(last['value'])} "
+          f"({last['variant']}), so none serves all; with normalised inputs it is at most "
+          f"{max(map(abs, _values(normalised))):.1g} at every distance.")
+  if last["value"] > first["value"] / 2 and min(_values(normalised)) > CLEAR:
+    return Verdict(REPRODUCED, text)
+  return Verdict(holds_only_under("losses of scores before the softmax"), text)
+
+
+def context_seen(evidence: Evidence) -> Verdict:
+  """C.2's Assumption 4 with what the generator reads."""
+  trained = evidence.rows("theory", dataset="c2_generator", attention="trained_generator",
+                          metric="excess_risk")
+  static = min(_values(evidence.rows("theory", dataset="c2_generator", attention="static",
+                                     metric="lower_bound")))
+  best, blind = min(trained, key=lambda row: row["value"]), trained[0]
+  text = (f"A trained generator that reads the mean of the tokens has an excess risk of "
+          f"{number(best['value'])} at {best['variant']} and {number(blind['value'])} at "
+          f"{blind['variant']}; the best static metric of full rank has {number(static)}.")
+  if best["value"] > static / 2:
+    return Verdict(NOT_REPRODUCED, text)
+  if blind["value"] < static / 2:
+    return Verdict(REPRODUCED, text)
+  return Verdict(holds_only_under("contexts that the mean of the tokens tells apart"), text)
+
+
+def additive(evidence: Evidence) -> Verdict:
+  """K: the gap to MHA as a structural and a dynamic part."""
+  excess = {(row["attention"], row["variant"]): row["value"] for row in evidence.rows(
+      "theory", dataset="c2_contexts", metric="excess_risk")}
+  cases = []
+  for (attention, variant), both in excess.items():
+    number_of_contexts, rank_of, condition = variant.split(", ")
+    if attention == "static" and number_of_contexts != "K=1" and condition == "condition=1":
+      ranks = [name.split(", ")[1] for _, name in excess]
+      full = max(ranks, key=lambda name: int(name.partition("=")[2]))
+      dynamic = excess["static", f"{number_of_contexts}, {full}, {condition}"]
+      structural = excess["adaptive_low_rank", variant]
+      if rank_of != full:
+        cases.append((abs(both - dynamic - structural) / both, both, dynamic, structural, variant))
+  if not cases:
+    raise Absent
+  share, both, dynamic, structural, variant = max(cases)
+  return Verdict(REPRODUCED if share < CLEAR else NOT_REPRODUCED,
+                 f"Excess risks in closed form: without either {number(both)}, without adapting "
+                 f"alone {number(dynamic)}, without full rank alone {number(structural)}; the two "
+                 f"miss the whole by {number(100 * share)}% ({variant}, the largest of "
+                 f"{len(cases)} cases).")
+
+
+def table7(evidence: Evidence) -> Verdict:
+  rows = _table7(evidence)
+  worst = max(rows, key=lambda row: row["value"])
+  totals = [row for row in rows if row["variant"] == "table7 total"]
+  return Verdict(REPRODUCED if worst["value"] < CLEAR else NOT_REPRODUCED,
+                 f"Operations counted over a grid of sizes are the formulas with their constants: "
+                 f"the totals to {max(_values(totals)):.1g}, the stage that differs most, "
+                 f"{worst['attention']}'s {worst['variant'].partition(' ')[2]}, by "
+                 f"{number(worst['value'])}.")
+
+
+def _table7(evidence: Evidence) -> list[Row]:
+  for experiment in ("theory", "efficiency"):
+    try:
+      return evidence.rows(experiment, metric="table7_residual")
+    except Absent:
+      continue
+  raise Absent
+
+
+def cheaper_scores(evidence: Evidence) -> Verdict:
+  """D.3, by the counts of one layer and its generator in each form."""
+  gflops = {row["attention"]: row for row in evidence.rows("theory", dataset="d_forms",
+                                                           metric="gflops")}
+  mha = gflops["mha"]["value"]
+  names = {"damcha_head_slice": "head slices (Section 3.3)", "damcha_full_width": FULL_WIDTH}
+  held = [names[name] for name in names if gflops[name]["value"] < mha]
+  failed = [names[name] for name in names if gflops[name]["value"] >= mha]
+  text = "; ".join(f"{names[name]} {number(gflops[name]['value'])}" for name in names)
+  return Verdict(_split(held, failed), f"GFLOP of a layer at {gflops['mha']['variant']}: "
+                 f"{text}; multi-head attention {number(mha)}.")
+
+
+def amortised(evidence: Evidence) -> Verdict:
+  """D.2: the generator runs once whatever N."""
+  exponents = {row["variant"].rpartition(" ")[2]: row["value"] for row in evidence.rows(
+      "theory", metric="generator_gflops_exponent")}
+  held = [f"`sharing={name}`" for name, value in exponents.items() if abs(value) < CLEAR]
+  failed = [f"`sharing={name}`" for name, value in exponents.items() if abs(value) >= CLEAR]
+  text = ", ".join(f"{number(round(value, 9))} with `sharing={name}`"
+                   for name, value in exponents.items())
+  return Verdict(_split(held, failed), f"The generator's operations grow with N to the power "
+                 f"{text}; `stack` is a metric for the whole stack, `generator` Section 3.4's "
+                 "parameters for the whole stack and a metric for each layer.")
+
+
+def layer_parameters(evidence: Evidence) -> Verdict:
+  """D.4: 4 D^2 and 2 D^2."""
+  rows = evidence.rows("theory", metric="params_per_layer")
+  equal = all(row["value"] == row["paper"] for row in rows)
+  return Verdict(REPRODUCED if equal else NOT_REPRODUCED, "; ".join(
+      f"{row['attention']} {row['value']:,.0f}, formula {row['paper']:,.0f}" for row in rows)
+                 + " (without the generator and biases).")
+
+
+def saving(evidence: Evidence) -> Verdict:
+  """D.4: the net saving, at the sizes counted."""
+  row = evidence.rows("theory", metric="params_saved")[0]
+  status = (REPRODUCED if row["value"] > 0
+            else holds_only_under("a generator of fewer than 2 N D^2 parameters"))
+  return Verdict(status, f"The formula is exact ({row['paper']:,.0f}), and the saving is "
+                 f"{row['value']:,.0f} parameters: {row['note'].partition(';')[0]}.")
+
+
+def _ratios(evidence: Evidence, metric: str) -> dict[str, list[float]]:
+  """DAMCHA's to MHA's, by model."""
+  rows = []
+  for config in ("table2", "costs"):
+    try:
+      rows += evidence.rows("efficiency", f"{config}:", metric=metric)
+    except Absent:
+      continue
+  mha = {(row["dataset"], row["variant"]): row["value"] for row in rows
+         if row["attention"] == "mha"}
+  ratios: dict[str, list[float]] = {}
+  for row in rows:
+    if row["attention"] == "damcha" and row["variant"] in MODELS:
+      ratios.setdefault(MODELS[row["variant"]], []).append(
+          row["value"] / mha[row["dataset"], row["variant"]])
+  if not ratios:
+    raise Absent
+  return ratios
+
+
+def comparable(metric: str, what: str, tolerance: float = 0.1) -> Callable[[Evidence], Verdict]:
+  """Whether DAMCHA has no more of a cost than MHA, up to a tolerance."""
+
+  def decide(evidence: Evidence) -> Verdict:
+    ratios = _ratios(evidence, metric)
+    held = [model for model, values in ratios.items() if max(values) <= 1 + tolerance]
+    failed = [model for model in ratios if model not in held]
+    text = "; ".join(f"{model} {span(values)}" for model, values in ratios.items())
+    return Verdict(_split(held, failed), f"{what} of DAMCHA in units of multi-head attention's: "
+                   f"{text}. Up to {1 + tolerance:g} counts as comparable.")
+
+  return decide
+
+
+def latency(evidence: Evidence) -> Verdict:
+  """What the forward pass takes here, in units of MHA's."""
+  times, flops = _ratios(evidence, "latency"), _ratios(evidence, "gflops")
+  text = "; ".join(f"{model} {span(values)} and {span(flops[model])}"
+                   for model, values in times.items())
+  held = [model for model, values in times.items() if max(values) <= 1.1]
+  failed = [model for model in times if model not in held]
+  return Verdict(_split(held, failed), "A forward pass of DAMCHA in units of multi-head "
+                 f"attention's, its time here and its operations: {text}. Up to 1.1 counts as "
+                 "negligible.")
+
+
+def equal_updates(evidence: Evidence) -> Verdict:
+  """3.1, 5.3: off-diagonal blocks hold what diagonal ones lack."""
+  moved = evidence.value("rowsum", metric="update_size")
+  apart = evidence.value("rowsum", metric="update_difference")
+  text = (f"Storing the sum of a row's blocks alone trains the same function: after an update of "
+          f"up to {number(moved)} parameters differ by up to {number(apart)}. All blocks of a row "
+          "get one gradient, so off-diagonal blocks learn what diagonal ones do, and head i still "
+          "compares slice i of the query with slice i of the key.")
+  return Verdict(NOT_REPRODUCED if apart < CLEAR * moved else REPRODUCED, text)
+
+
+def adapts(evidence: Evidence) -> Verdict:
+  """3.2: the trained metric follows its context."""
+  found = {}
+  for experiment, names in (("study", ("damcha", "damcha_robust")),
+                            ("ablations", ("full", "robust"))):
+    key = "attention" if experiment == "study" else "variant"
+    try:
+      found = {preset: evidence.rows(experiment, metric="adaptivity", **{key: name})
+               for preset, name in zip(("paper", "robust"), names)}
+      break
+    except Absent:
+      continue
+  if not found:
+    raise Absent
+  least = {preset: min(_values(rows)) for preset, rows in found.items()}
+  text = "Adaptivity after training (0: the metric ignores its context, 1: it is all context): "
+  text += "; ".join(f"{span(_values(rows))} with `preset={preset}`"
+                    for preset, rows in found.items()) + "."
+  held = [f"`preset={preset}`" for preset, value in least.items() if value >= 0.1]
+  failed = [f"`preset={preset}`" for preset, value in least.items() if value < 0.1]
+  return Verdict(_split(held, failed), text)
+
+
+def less_overfitting(evidence: Evidence) -> Verdict:
+  """3.4: validation less training loss, with a generator per layer and with one for all."""
+  return _unshared(evidence, "generalization_gap", "Validation less training loss, in nats",
+                   lambda unshared, shared: unshared > shared)
+
+
+def fewer_parameters(evidence: Evidence) -> Verdict:
+  return _unshared(evidence, "num_params", "Parameters",
+                   lambda unshared, shared: unshared > shared)
+
+
+def _unshared(evidence: Evidence, metric: str, what: str,
+              claimed: Callable[[float, float], bool]) -> Verdict:
+  shared, unshared = ({row["dataset"]: row for row in evidence.rows(
+      "study", metric=metric, attention=name)} for name in ("damcha", "damcha_unshared"))
+  both = [name for name in unshared if name in shared]
+  lines = [f"{name} {with_spread(unshared[name])} with a generator for each layer, "
+           f"{with_spread(shared[name])} with one" for name in both]
+  held = [name for name in both if claimed(unshared[name]["value"], shared[name]["value"])]
+  failed = [name for name in both if name not in held]
+  return Verdict(_split([f"`{name}`" for name in held], failed),
+                 f"{what}: {some(lines)}.")
+
+
+def grows(metric: str, tasks: Sequence[str]) -> Callable[[Evidence], Verdict]:
+  """5.6: a slope of DAMCHA's gap to MHA that is above 0 beyond its interval."""
+
+  def decide(evidence: Evidence) -> Verdict:
+    held, failed, lines = [], [], []
+    for task in tasks:
+      fields = dict(dataset=task, attention="damcha")
+      slope = evidence.value("synthetic", metric=metric, **fields)
+      half = evidence.value("synthetic", metric=f"{metric}_ci95", **fields)
+      (held if slope - half > 0 else failed).append(f"`{task}`")
+      lines.append(f"{task} {number(slope)} ± {half:.2g}")
+    return Verdict(_split(held, failed), f"Slope of DAMCHA's accuracy less multi-head "
+                   f"attention's, with its 95% interval: {'; '.join(lines)}.")
+
+  return decide
+
+
+def no_penalty(evidence: Evidence) -> Verdict:
+  """5.6: without entanglement DAMCHA keeps up."""
+  held, failed, lines = [], [], []
+  rows = [row for row in evidence.rows("synthetic", metric="gap_to_mha", attention="damcha")
+          if row["variant"].startswith("e0_")]
+  for row in rows:
+    half = evidence.value("synthetic", metric="gap_to_mha_ci95", attention="damcha",
+                          dataset=row["dataset"], variant=row["variant"])
+    name = f"{row['dataset']} {row['variant']}"
+    (held if row["value"] + half >= 0 else failed).append(f"`{name}`")
+    lines.append(f"{name} {number(row['value'])} ± {half:.2g}")
+  return Verdict(_split(held, failed), "DAMCHA's accuracy less multi-head attention's, with its "
+                 f"95% interval: {'; '.join(lines)}.")
+
+
+def pixel_error(evidence: Evidence) -> Verdict:
+  """5.1: the MSE of samples against that of unrelated pictures."""
+  control = evidence.value("image_generation", metric="mse_unrelated", attention="real_images")
+  rows = [row for row in evidence.rows("image_generation", metric="mse_unpaired_mean")
+          if row["attention"] != "real_images"]
+  lines = [f"{row['attention']} {with_spread(row)}" for row in rows]
+  below = [row for row in rows if row["value"] < 0.5 * control]
+  return Verdict(REPRODUCED if len(below) == len(rows) else NOT_REPRODUCED,
+                 f"Two unrelated real pictures differ by {number(control)}; samples and the test "
+                 f"pictures that they are held against by {some(lines)}. The paper pairs samples "
+                 "with pictures that they have nothing to do with.")
+
+
+def evolves(evidence: Evidence) -> Verdict:
+  """Appendix F: training makes metrics follow their inputs more."""
+  rows = [row for row in evidence.rows("analysis", attention="damcha", metric="adaptivity")
+          if "layer" not in row["variant"]]
+  first, last = rows[0], rows[-1]
+  return Verdict(REPRODUCED if last["value"] > first["value"] else NOT_REPRODUCED,
+                 f"Adaptivity (0: the metric ignores its context) on {first['dataset']}: "
+                 f"{with_spread(first)} at {first['variant']}, {with_spread(last)} at "
+                 f"{last['variant']}.")
+
+
+def layers_agree(evidence: Evidence) -> Verdict:
+  """Appendix G: what layers contribute to the gradient of a shared generator."""
+  row = evidence.rows("analysis", attention="damcha", metric="grad_alignment")[-1]
+  norms = evidence.rows("analysis", attention="damcha", metric="grad_norm_own_generator",
+                        dataset=row["dataset"])
+  num_layers = len({one["variant"] for one in norms
+                    if one["variant"].startswith(f"{row['variant']}, layer")})
+  orthogonal = num_layers**-0.5
+  return Verdict(REPRODUCED if row["value"] > orthogonal else NOT_REPRODUCED,
+                 f"The layers' gradients add up to {with_spread(row)} of the sum of their lengths "
+                 f"at {row['variant']} on {row['dataset']}: 1 where all point one way, "
+                 f"{number(orthogonal)} where {num_layers} of equal length are orthogonal.")

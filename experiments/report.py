@@ -1,0 +1,174 @@
+"""One page of all results: the paper's tables beside ours, figures, and what became of its claims.
+
+  python -m experiments.report --results=results --out=runs/report
+  python -m experiments.report --results=results --out=runs/report --claims=docs/claims.md
+
+Reads every `summary.json` under `--results` and writes `index.html`, which needs no other file,
+`report.md` and `claims.md` into `--out`; `--claims` writes the claims to another place as well.
+Every table and figure names the command that makes it; a cell of the paper that no result fills
+has the command that would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+import sys
+
+from absl import flags
+
+from damcha_jax.reporting import Row
+from damcha_jax.training.workdir import write_atomically, writing
+from experiments import claims
+from experiments import common
+from experiments import options
+from experiments import paper_tables
+from experiments.claims import number
+from experiments.document import (Block, Figure, Folded, Heading, Paragraph, Table, to_html,
+                                  to_markdown)
+from experiments.paper_claims import CLAIMS
+from experiments.results import FIGURES, Result, read_results
+
+TITLE = "DAMCHA: the paper's results beside ours"
+CLAIMS_TITLE = "What became of the paper's claims"
+ABSENT = "–"
+
+
+def main(argv: Sequence[str]) -> None:
+  values = parse(argv)
+  results, out = read_results(Path(values.results)), Path(values.out)
+  judged = claims.judge(CLAIMS, results, paper_tables.read_paper())
+  blocks = report(results, judged)
+  with writing(out):
+    out.mkdir(parents=True, exist_ok=True)
+  write_atomically(out / "index.html", to_html(TITLE, blocks))
+  write_atomically(out / "report.md", to_markdown(TITLE, blocks, out))
+  for path in filter(None, (out / "claims.md", values.claims and Path(values.claims))):
+    write_atomically(path, claims_page(judged))
+  print(f"{len(results)} results and {len(judged)} claims are in {out / 'index.html'}")
+
+
+def parse(argv: Sequence[str]) -> flags.FlagValues:
+  values = flags.FlagValues()
+  define = {"flag_values": values}
+  flags.DEFINE_string("results", "results", "the folder of results or workdirs", **define)
+  flags.DEFINE_string("out", None, "name a folder for the report, such as runs/report", **define)
+  flags.DEFINE_string("claims", None, "another file for the claims", **define)
+  return options.parse(values, argv, __doc__, required=("out",))
+
+
+def claims_page(judged: Sequence[claims.Judged]) -> str:
+  """`docs/claims.md`."""
+  return to_markdown(CLAIMS_TITLE, claims.as_blocks(judged), Path())
+
+
+def report(results: Sequence[Result], judged: Sequence[claims.Judged]) -> list[Block]:
+  """The page: tables, claims, figures, and every row."""
+  blocks: list[Block] = [Paragraph(
+      "Every table of the paper with the figures of this project, its claims, and all that was "
+      "measured. A row is **comparable** where data and size are the paper's; elsewhere the "
+      "paper's figure stands beside ours for orientation only. Spread is the sample standard "
+      "deviation over seeds; a difference is ours less the paper's.")]
+  paper, found = paper_tables.read_paper(), paper_tables.locate(results)
+  for name, shape in paper_tables.TABLES.items():
+    blocks.append(Heading(2, shape.title))
+    for part in paper_tables.parts(name, paper):
+      blocks += _part(part, found)
+  blocks += [Heading(2, "Table 7: complexity"), *_table7(results)]
+  blocks += [Heading(2, CLAIMS_TITLE), *claims.as_blocks(judged)]
+  blocks += [Heading(2, "Figures"), *_figures(results)]
+  blocks += [Heading(2, "All rows"), *_all_rows(results)]
+  return blocks
+
+
+def _part(part: paper_tables.Part, found: paper_tables.Found) -> Iterator[Block]:
+  """Ours beside the paper's, a table for each result, and the cells that none fills."""
+  yield Heading(3, f"Table {part.cells[0].path[0][-1]}, {part.title}")
+  by_result: dict[str, tuple[Result, list[tuple[str, ...]]]] = {}
+  for cell in part.cells:
+    for result, row in found.get(cell.path, ()):
+      by_result.setdefault(result.name, (result, []))[1].append(
+          (cell.line, cell.column, *_beside(row, cell.figure), row.get("note", ABSENT)))
+  for result, rows in by_result.values():
+    yield Table(f"{part.title}, this project at `{result.config}` (`{result.name}`).",
+                (result.command,), ("Method", "Quantity", "Ours", "Spread", "Seeds", "Paper's",
+                                    "Difference", "Comparable", "Note"), tuple(rows))
+  left = [cell for cell in part.cells
+          if not any(row["value"] is not None for _, row in found.get(cell.path, ()))]
+  if left:
+    columns = tuple(dict.fromkeys(cell.column for cell in left))
+    lines: dict[str, dict[str, float]] = {}
+    for cell in left:
+      lines.setdefault(cell.line, {})[cell.column] = cell.figure
+    yield Table(f"{part.title}, **not run here**: the paper's figures. Ours would come from",
+                (part.command,), ("Method", *columns),
+                tuple((line, *(str(figures.get(column, "")) for column in columns))
+                      for line, figures in lines.items()))
+
+
+def _beside(row: Row, figure: float) -> tuple[str, ...]:
+  """Ours, spread, seeds, the paper's, difference and whether they can be compared."""
+  value = row["value"]
+  difference = ABSENT if value is None else (
+      f"{value - figure:+.3g} ({100 * (value - figure) / abs(figure):+.1f}%)")
+  return (_value(row), _spread(row), _seeds(row), str(figure), difference,
+          "yes" if row["comparable"] else "no")
+
+
+def _value(row: Row) -> str:
+  return "not available" if row["value"] is None else f"{number(row['value'])} {_unit(row)}".strip()
+
+
+def _unit(row: Row) -> str:
+  return "" if row["unit"] == "1" else row["unit"]
+
+
+def _spread(row: Row) -> str:
+  return ABSENT if row["spread"] is None else f"{row['spread']:.2g}"
+
+
+def _seeds(row: Row) -> str:
+  return ", ".join(map(str, row["seeds"])) or ABSENT
+
+
+def _table7(results: Sequence[Result]) -> Iterator[Block]:
+  rows, commands = [], {}
+  for stage, attention, formula, result, row in paper_tables.table7(results):
+    if result is None:
+      rows.append((stage, attention, formula, "not run here", ABSENT))
+      commands[paper_tables.COSTS] = None
+    else:
+      fit = row["note"].rpartition("counted to ")[2]
+      rows.append((stage, attention, formula, fit, f"{row['value']:.1g}"))
+      commands[result.command] = None
+  yield Table("Operations of a layer: the paper's terms, and what is counted in the modules. The "
+              "difference is the largest, relative, over a grid of sizes.", tuple(commands),
+              ("Stage", "Attention", "Paper's", "Counted", "Difference"), tuple(rows))
+
+
+def _figures(results: Sequence[Result]) -> Iterator[Block]:
+  if not any(result.figures for result in results):
+    yield Paragraph("None of these results has figures.")
+  for result in results:
+    for path in result.figures:
+      name = path.relative_to(result.folder / FIGURES).with_suffix("").as_posix()
+      title = name.replace("/", ", ").replace("_", " ").replace("-", ", ")
+      yield Figure(path, f"Figure of {result.experiment} at {result.config}: {title}",
+                   f"**{title}** ({result.experiment} at `{result.config}`).", (result.command,))
+
+
+def _all_rows(results: Sequence[Result]) -> Iterator[Block]:
+  for result in results:
+    rows = tuple((row["attention"], row["dataset"], row["split"], row["variant"] or ABSENT,
+                  row["metric"], _value(row), _spread(row), _seeds(row),
+                  ABSENT if row["paper"] is None else f"{row['paper']:.6g}",
+                  row.get("note", ABSENT)) for row in result.rows)
+    yield Folded(f"{result.name}: {len(rows)} rows", (Table(
+        f"All rows of `{result.config}`.", (result.command,),
+        ("Attention", "Data", "Split", "Variant", "Metric", "Value", "Spread", "Seeds", "Paper's",
+         "Note"), rows),))
+
+
+if __name__ == "__main__":
+  with common.user_errors():
+    main(sys.argv)

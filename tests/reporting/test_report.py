@@ -1,0 +1,250 @@
+"""The report: every cell of the paper, no number without a command, and pages that stand alone."""
+
+from html.parser import HTMLParser
+import json
+from pathlib import Path
+import re
+import shlex
+
+import made_up_results
+import pytest
+
+from damcha_jax.config import ConfigError
+from experiments import claims
+from experiments import common
+from experiments import document
+from experiments import paper_tables
+from experiments import report
+from experiments.paper_claims import CLAIMS
+from experiments.results import ResultsError, read_results
+
+ROOT = common.PAPER.parents[1]
+PAPER = paper_tables.read_paper()
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
+
+
+@pytest.fixture
+def results(tmp_path):
+  """Mix at the paper's size with a figure, enwik8 at a smaller one."""
+  folder = made_up_results.write(tmp_path, "gpt2_enwik8", "mix:paper", [
+      made_up_results.table5("mha", 1.2), made_up_results.table5("damcha", 1.125)])
+  (folder / "figures").mkdir()
+  (folder / "figures" / "validation.svg").write_text(SVG)
+  made_up_results.write(tmp_path, "gpt2_enwik8", "enwik8:cpu", [
+      made_up_results.table5("mha", 1.5, comparable=False, dataset="sample_text")],
+                        seeds=[3, 4], num_steps=7)
+  return read_results(tmp_path)
+
+
+def _report(results):
+  return report.report(results, claims.judge(CLAIMS, results, PAPER))
+
+
+def _blocks(blocks, kind):
+  for block in blocks:
+    if isinstance(block, document.Folded):
+      yield from _blocks(block.blocks, kind)
+    elif isinstance(block, kind):
+      yield block
+
+
+class _Page(HTMLParser):
+  """What a test asks of a page."""
+
+  def __init__(self, text):
+    super().__init__()
+    self.tags, self.open = [], []
+    self.feed(text)
+    self.close()
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append((tag, dict(attrs)))
+    if tag not in ("meta", "img"):
+      self.open.append(tag)
+
+  def handle_endtag(self, tag):
+    assert self.open.pop() == tag
+
+
+def test_every_figure_of_the_paper_is_there(results):
+  text = "\n".join("|".join(row) for table in _blocks(_report(results), document.Table)
+                   for row in table.rows)
+  figures = {figure for _, figure in paper_tables.leaves(PAPER)}
+  cells = set(re.split(r"[|\n]", text))
+  assert {figure for figure in figures if str(figure) not in cells} == set()
+  titles = [block.text for block in _blocks(_report(results), document.Heading)]
+  for number in range(1, 8):
+    assert any(title.startswith(f"Table {number}:") for title in titles)
+
+
+def test_every_cell_is_filled_or_names_what_would_fill_it(results):
+  found = paper_tables.locate(results)
+  for name in paper_tables.TABLES:
+    for part in paper_tables.parts(name, PAPER):
+      tables = list(_blocks(report._part(part, found), document.Table))
+      told = sum(len([cell for cell in row[1:] if cell]) for table in tables
+                 if "not run here" in table.caption for row in table.rows)
+      filled = {cell.path for cell in part.cells if cell.path in found}
+      assert told + len(filled) == len(part.cells)
+      assert all(table.commands == (part.command,) for table in tables
+                 if "not run here" in table.caption)
+
+
+def test_ours_stands_beside_the_papers(results):
+  (table,) = [table for table in _blocks(_report(results), document.Table)
+              if "`mix:paper` (" in table.caption]
+  (line,) = [row for row in table.rows if row[0] == "DAMCHA"]
+  assert line == ("DAMCHA", "cross entropy", "1.125", "0.01", "0, 1", "1.04", "+0.085 (+8.2%)",
+                  "yes", "–")
+  assert table.commands == ("python -m experiments.gpt2_enwik8 --config=configs/mix.py",)
+
+
+def test_no_number_lacks_a_command(results):
+  blocks = _report(results)
+  commanded = list(_blocks(blocks, (document.Table, document.Figure)))
+  assert len(commanded) > 20
+  for block in commanded:
+    assert block.commands, block.caption
+    for command in block.commands:
+      assert command in document.to_markdown("", [block], Path())
+  verdicts = claims.as_blocks(claims.judge(CLAIMS, results, PAPER))
+  rest = [block for block in blocks if block not in verdicts]
+  assert len(rest) == len(blocks) - len(verdicts)
+  for paragraph in _blocks(rest, document.Paragraph):
+    assert not re.search(r"\d", paragraph.text)
+
+
+def test_every_verdict_is_followed_by_commands():
+  blocks = claims.as_blocks(claims.judge(CLAIMS, read_results(ROOT / "results"), PAPER))
+  verdicts = [index for index, block in enumerate(blocks) if isinstance(block, document.Heading)]
+  assert len(verdicts) == len(CLAIMS)
+  for index in verdicts:
+    code = blocks[index + 3]
+    assert isinstance(code, document.Code) and code.lines
+
+
+def _commands():
+  texts = [part.command for name in paper_tables.TABLES
+           for part in paper_tables.parts(name, PAPER)]
+  return sorted({*texts, *(command for claim in CLAIMS for command in claim.commands)})
+
+
+@pytest.mark.parametrize("command", [one for one in _commands() if " --config=" in one])
+def test_commands_that_are_proposed_parse(command, monkeypatch):
+  monkeypatch.chdir(ROOT)
+  _, _, module, *arguments = shlex.split(command)
+  assert (ROOT / (module.replace(".", "/") + ".py")).is_file()
+  common.parse([module, *arguments])
+
+
+def test_values_that_differ_from_the_config_file_are_in_the_command(results, monkeypatch):
+  (small,) = [result for result in results if result.config == "enwik8:cpu"]
+  assert small.command == ("python -m experiments.gpt2_enwik8 --config=configs/enwik8.py:cpu "
+                           "--config.num_steps=7 --config.seeds=3,4")
+  monkeypatch.chdir(ROOT)
+  config, _ = common.parse(shlex.split(small.command)[2:])
+  assert config.seeds == (3, 4) and config.num_steps == 7
+
+
+def test_the_page_stands_alone_and_can_be_read_aloud(results):
+  text = document.to_html("Title <1>", _report(results))
+  page = _Page(text)
+  assert page.open == []
+  for tag, attributes in page.tags:
+    assert not {"src", "href"} & set(attributes) or re.match("#|data:image/", attributes.get(
+        "src", attributes.get("href")))
+    if tag == "img":
+      assert attributes["alt"]
+  assert "@import" not in text and "url(" not in text and "<script" not in text
+  names = [tag for tag, _ in page.tags]
+  assert names.count("table") == names.count("caption") > 20 and names.count("img") == 1
+  anchors = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
+  links = [attributes["href"][1:] for tag, attributes in page.tags if tag == "a"]
+  assert len(links) > 8 and set(links) <= anchors
+  assert "Title &lt;1&gt;" in text and "Title <1>" not in text
+
+
+def test_markdown_keeps_what_is_special_to_it():
+  table = document.Table("a_b", ("run it",), ("x|y", "M*_c"), (("`a_b|c`", "<1"),))
+  text = document.to_markdown("T", [table], Path())
+  assert "a\\_b `run it`" in text and "| x\\|y | M\\*\\_c |" in text
+  assert "| `a_b\\|c` | \\<1 |" in text
+
+
+def test_a_line_of_formats_is_one_figure(tmp_path):
+  folder = made_up_results.write(tmp_path, "gpt2_enwik8", "mix:cpu", [])
+  for name in ("a.svg", "a.png", "inner/b.png"):
+    path = folder / "figures" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(SVG)
+  (result,) = read_results(tmp_path)
+  assert [path.name for path in result.figures] == ["a.svg", "b.png"]
+
+
+def test_parts_of_a_result_are_not_read_twice_but_its_analysis_is(tmp_path):
+  folder = made_up_results.write(tmp_path, "theory", "theory:smoke", [])
+  made_up_results.write(folder, "efficiency", "costs:smoke", [])
+  inner = made_up_results.write(folder, "analysis", "theory:smoke", [])
+  (inner / "config.json").unlink()
+  inner.rename(folder / "analysis")
+  theory, analysis = read_results(tmp_path)
+  assert theory.experiment == "theory"
+  assert analysis.command == (f"{theory.command} && python -m experiments.analysis "
+                              "--workdir=runs/theory/theory-smoke")
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda folder: (folder / "summary.json").write_text("{"), "is not valid JSON"),
+    (lambda folder: (folder / "summary.json").write_text("[]"), "is not a JSON object"),
+    (lambda folder: (folder / "summary.json").write_text('{"rows": []}'), "is no summary of this"),
+    (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+    (lambda folder: _edit(folder, experiment="another"), "is no summary of this"),
+    (lambda folder: _edit(folder, config="another:cpu"), "config file"),
+    (lambda folder: _edit(folder, rows=[3]), "row 0 is no JSON object"),
+    (lambda folder: _edit(folder, rows=[made_up_results.row("mha", "loss", "low")]),
+     "row 0 has value='low'"),
+    (lambda folder: _edit(folder, rows=[made_up_results.row("mha", 3, 1.0)]), "row 0 has metric=3"),
+])
+def test_a_broken_or_foreign_summary_is_one_line_that_names_it(tmp_path, capsys, change, message):
+  folder = made_up_results.write(tmp_path / "results", "gpt2_enwik8", "mix:cpu", [])
+  change(folder)
+  with pytest.raises(SystemExit) as stopped, common.user_errors():
+    report.main(["report", f"--results={tmp_path / 'results'}", f"--out={tmp_path / 'out'}"])
+  assert stopped.value.code == 1 and not (tmp_path / "out").exists()
+  error = capsys.readouterr().err
+  assert error.count("\n") == 1 and message in error and str(folder) in error
+
+
+def _edit(folder, **changes):
+  path = folder / "summary.json"
+  path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_value_that_no_option_can_tell_is_named(tmp_path):
+  made_up_results.write(tmp_path, "efficiency", "table2:paper", [], shapes=[{"features": 3}])
+  with pytest.raises(ResultsError, match="another 'shapes'"):
+    read_results(tmp_path)
+
+
+def test_options_are_checked():
+  with pytest.raises(ConfigError, match="--out is missing"):
+    report.parse(["report"])
+  with pytest.raises(ResultsError, match="is no folder"):
+    read_results(Path("nowhere"))
+
+
+def test_all_files_are_written(tmp_path, results):
+  root = results[0].folder.parent
+  report.main(["report", f"--results={root}", f"--out={tmp_path / 'out'}",
+               f"--claims={tmp_path / 'claims.md'}"])
+  out = tmp_path / "out"
+  assert {path.name for path in out.iterdir()} == {"index.html", "report.md", "claims.md"}
+  assert (tmp_path / "claims.md").read_text() == (out / "claims.md").read_text()
+  link = re.search(r"!\[.*\]\((.*)\)", (out / "report.md").read_text())[1]
+  assert (out / link).is_file()
+
+
+def test_the_claims_in_the_docs_are_those_of_the_results():
+  judged = claims.judge(CLAIMS, read_results(ROOT / "results"), PAPER)
+  assert (ROOT / "docs" / "claims.md").read_text(encoding="utf-8") == report.claims_page(judged), (
+      f"docs/claims.md is out of date; run {claims.REPORT} --claims=docs/claims.md")

@@ -18,6 +18,8 @@ from experiments import analysis
 from experiments import common
 from experiments import evaluate
 from experiments import plan
+from experiments import publish
+from experiments import report
 from experiments import sample
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +67,10 @@ def test_documented_command_parses(command, monkeypatch):
     analysis.parse(arguments[1:])
   elif arguments[1] == "experiments.plan":
     plan.parse(arguments[1:])
+  elif arguments[1] == "experiments.report":
+    report.parse(arguments[1:])
+  elif arguments[1] == "experiments.publish":
+    publish.parse(arguments[1:])
   elif arguments[1].startswith("damcha_jax."):
     for method in ("parse_args", "parse_intermixed_args"):
       parse = getattr(argparse.ArgumentParser, method)

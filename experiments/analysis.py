@@ -123,15 +123,16 @@ def find(run: Run, choice: Choice, layers: Optional[Sequence[int]] = None,
 
 def _snapshot(task: Task, step: int, params: Any, metrics: probe.Metrics,
               initial_blocks: Sequence[Any], batch: Batch) -> Snapshot:
-  shared = gradient_flow.shared_generator(params) is not None
+  gradients = gradient_flow.gradient_norms(task.loss_fn, params, batch)
+  several = len(gradients.by_layer) > 1 and gradient_flow.shared_generator(params) is not None
   return Snapshot(
       step,
       {layer: geometry.layer_geometry(m) for layer, m in metrics.m.items() if _is_square(m)},
       metrics.block_energy,
       geometry.block_drift(initial_blocks, geometry.stored_blocks(params))
       if metrics.block_energy else {},
-      gradient_flow.gradient_norms(task.loss_fn, params, batch),
-      gradient_flow.contributions(task.model, task.loss_fn, params, batch) if shared else None)
+      gradients,
+      gradient_flow.contributions(task.model, task.loss_fn, params, batch) if several else None)
 
 
 def _is_square(m: np.ndarray) -> bool:
@@ -159,7 +160,7 @@ def _absent(run: Run, metrics: probe.Metrics, last: Snapshot,
   elif not metrics.block_energy:
     yield "blocks", "the run stores only their sums (damcha.parameterization='rowsum')"
   if last.contributions is None:
-    yield "layers' contributions to a shared generator", "no generator is shared by the layers"
+    yield "layers' contributions to a shared generator", "no generator is shared by several layers"
   if not weights:
     yield "attention maps", f"{run.attention} has no layer of attention"
 

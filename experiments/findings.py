@@ -21,7 +21,7 @@ class Snapshot(NamedTuple):
     block_energy: of each layer, [H, H]; empty where no single blocks are stored.
     drift: `block_drift` from the initial values, or empty.
     gradients: by layer and part.
-    contributions: of the layers to a shared generator's gradient, if there is one.
+    contributions: to the gradient of a generator that several layers share, if there is one.
   """
 
   step: int

@@ -11,6 +11,7 @@ A stack without sharing would update the generator of layer l by g_l.
 from __future__ import annotations
 
 from collections.abc import Mapping
+import functools
 import re
 from typing import Any, NamedTuple, Optional
 
@@ -73,13 +74,7 @@ class Contributions(NamedTuple):
 def gradient_norms(loss_fn: LossFn, params: PyTree,
                    batch: Mapping[str, np.ndarray]) -> GradientNorms:
   """Norms by layer and part, without dropout, of an unrolled model's stored parameters."""
-
-  @jax.jit
-  def squares(params: PyTree, batch: Mapping[str, Array]) -> tuple[Array, PyTree]:
-    loss, grads = jax.value_and_grad(lambda params: _mean_loss(loss_fn, params, batch))(params)
-    return loss, jax.tree.map(lambda grad: jnp.sum(grad.astype(jnp.float32) ** 2), grads)
-
-  loss, leaves = jax.device_get(squares(params, batch))
+  loss, leaves = jax.device_get(_squares(loss_fn, params, batch))
   sums: dict[tuple[Optional[int], str], float] = {}
   for path, square in jax.tree_util.tree_leaves_with_path(leaves):
     names = [entry.key for entry in path]
@@ -129,14 +124,26 @@ def layer_gradients(model: nn.Module, loss_fn: LossFn, params: PyTree,
 def contributions(model: nn.Module, loss_fn: LossFn, params: PyTree,
                   batch: Mapping[str, np.ndarray]) -> Contributions:
   """Length and agreement of `layer_gradients`."""
+  products_NN = _products(model, loss_fn, params, batch)
+  return _agreement(np.asarray(products_NN, np.float64))
 
-  @jax.jit
-  def products(params: PyTree, batch: Mapping[str, Array]) -> Array:
-    grads = layer_gradients(model, loss_fn, params, batch)
-    flat = [leaf.reshape(leaf.shape[0], -1).astype(jnp.float32) for leaf in jax.tree.leaves(grads)]
-    return sum(jnp.einsum("np,mp->nm", leaf, leaf, precision="highest") for leaf in flat)
 
-  return _agreement(np.asarray(products(params, batch), np.float64))
+# With static arguments, so that all checkpoints of a run share what is compiled.
+@functools.partial(jax.jit, static_argnums=0)
+def _squares(loss_fn: LossFn, params: PyTree,
+             batch: Mapping[str, Array]) -> tuple[Array, PyTree]:
+  """The mean loss, and the squared norm of each leaf's gradient."""
+  loss, grads = jax.value_and_grad(_mean_loss, argnums=1)(loss_fn, params, batch)
+  return loss, jax.tree.map(lambda grad: jnp.sum(grad.astype(jnp.float32) ** 2), grads)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _products(model: nn.Module, loss_fn: LossFn, params: PyTree,
+              batch: Mapping[str, Array]) -> Array:
+  """Inner products [N, N] of the g_l."""
+  grads = layer_gradients(model, loss_fn, params, batch)
+  flat = [leaf.reshape(leaf.shape[0], -1).astype(jnp.float32) for leaf in jax.tree.leaves(grads)]
+  return sum(jnp.einsum("np,mp->nm", leaf, leaf, precision="highest") for leaf in flat)
 
 
 def _agreement(products_NN: np.ndarray) -> Contributions:

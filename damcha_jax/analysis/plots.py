@@ -129,7 +129,10 @@ def _draw_lines(axes: Any, panel: Lines) -> None:
     axes.plot(*zip(*points), label=name, color=f"C{index % 10}", marker="o", markersize=3,
               linestyle="--" if name in panel.dashed or index >= 10 else "-")
   axes.set_yscale(panel.y_scale)
-  if all(float(x).is_integer() for points in panel.curves.values() for x, _ in points):
+  places = {x for points in panel.curves.values() for x, _ in points}
+  if len(places) == 1:
+    axes.set_xticks(list(places))
+  elif all(float(x).is_integer() for x in places):
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
   axes.grid(alpha=0.3)
   if panel.curves:

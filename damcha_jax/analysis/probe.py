@@ -7,6 +7,7 @@ reads a batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+import functools
 import re
 from typing import Any, NamedTuple, Optional
 
@@ -42,13 +43,7 @@ class Metrics(NamedTuple):
 def metrics(model: nn.Module, loss_fn: LossFn, params: PyTree,
             batch: Mapping[str, np.ndarray]) -> Metrics:
   """The metrics that a model compares tokens by; none for an attention without any."""
-
-  def found(params: PyTree, batch: Mapping[str, Array]) -> tuple[PyTree, PyTree, list[Array]]:
-    seen = _Seen()
-    sown = by_layer(_intermediates(model, loss_fn, params, batch, seen), "metric")
-    return {**seen.static, **sown}, seen.block_energy, seen.used[:1]
-
-  m, block_energy, used = jax.device_get(jax.jit(found)(params, batch))
+  m, block_energy, used = jax.device_get(_metrics(model, loss_fn, params, batch))
   keep = lambda m_BCHKL: m_BCHKL[used[0]] if used else m_BCHKL.reshape(-1, *m_BCHKL.shape[2:])
   return Metrics({layer: keep(m[layer]) for layer in sorted(m)}, block_energy)
 
@@ -56,6 +51,23 @@ def metrics(model: nn.Module, loss_fn: LossFn, params: PyTree,
 def attention_weights(model: nn.Module, loss_fn: LossFn, params: PyTree,
                       batch: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
   """What each query gives each key, by layer: [B, H, T, S], as the values are weighted."""
+  weights = jax.device_get(_weights(model, loss_fn, params, batch))
+  return {layer: weights[layer] for layer in sorted(weights)}
+
+
+# With static arguments, so that all checkpoints of a run share what is compiled.
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _metrics(model: nn.Module, loss_fn: LossFn, params: PyTree,
+             batch: Mapping[str, Array]) -> tuple[PyTree, PyTree, list[Array]]:
+  """m [B, C', H, K, L] and block energies by layer, and the contexts in use, if not all are."""
+  seen = _Seen()
+  sown = by_layer(_intermediates(model, loss_fn, params, batch, seen), "metric")
+  return {**seen.static, **sown}, seen.block_energy, seen.used[:1]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _weights(model: nn.Module, loss_fn: LossFn, params: PyTree,
+             batch: Mapping[str, Array]) -> dict[int, Array]:
 
   def ask(next_fun, args, kwargs, context):
     asked = {}
@@ -63,10 +75,7 @@ def attention_weights(model: nn.Module, loss_fn: LossFn, params: PyTree,
       asked["sow_weights"] = True
     return next_fun(*args, **kwargs, **asked)
 
-  found = lambda params, batch: by_layer(
-      _intermediates(model, loss_fn, params, batch, ask), "attention_weights")
-  weights = jax.device_get(jax.jit(found)(params, batch))
-  return {layer: weights[layer] for layer in sorted(weights)}
+  return by_layer(_intermediates(model, loss_fn, params, batch, ask), "attention_weights")
 
 
 def by_layer(intermediates: Mapping[str, Any], name: str) -> dict[int, Array]:

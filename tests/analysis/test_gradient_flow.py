@@ -64,6 +64,7 @@ def test_the_gradient_of_a_layers_copy_is_that_of_its_own_generator_without_shar
                  found, expected[f"layer_{layer}"]["attention"]["generator"])
 
 
+@pytest.mark.families
 def test_contributions_to_a_metric_that_all_layers_share_add_up_to_its_gradient():
   model, loss_fn, params, batch = _setup({"damcha.sharing": "stack"})
   whole = _gradient(loss_fn, params, batch)["stack"]["generator"]

@@ -18,12 +18,15 @@ from typing import NamedTuple, Optional
 
 import jax
 
-from damcha_jax.config import AblationsConfig, ConfigError, DecoderConfig, freeze
+from damcha_jax.config import (AblationsConfig, ConfigError, DecoderConfig, freeze,
+                               ImageClassificationConfig)
 from damcha_jax.training.devices import DeviceKind, MFU_RANGE, parse_devices
-from damcha_jax.training.plan import check_fits, Plan, plan_decoder
+from damcha_jax.training.plan import check_fits, Plan, plan_run
 from damcha_jax.training.sharding import make_mesh
 from damcha_jax.training.writer import format_duration
 from experiments import common
+
+RunConfig = DecoderConfig | ImageClassificationConfig
 
 
 class Devices(NamedTuple):
@@ -49,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
   print(f"{'attention':20}" + "".join(f"{title:>{width}}" for title, (width, _) in columns.items()))
   plans = {}
   for name, (own, attention) in models.items():
-    plans[name] = plan = plan_decoder(own, attention, jax.devices(), devices.kind is not None)
+    plans[name] = plan = plan_run(own, attention, jax.devices(), devices.kind is not None)
     print(f"{name:20}" + "".join(f"{show(plan):>{width}}" for width, show in columns.values()),
           flush=True)
   if devices.kind is not None:
@@ -82,7 +85,7 @@ def _columns(devices: Devices) -> dict[str, tuple[int, Callable[[Plan], str]]]:
   }
 
 
-def _models(config: DecoderConfig | AblationsConfig) -> dict[str, tuple[DecoderConfig, str]]:
+def _models(config: RunConfig | AblationsConfig) -> dict[str, tuple[RunConfig, str]]:
   """Config and attention of every model, by its name."""
   if isinstance(config, AblationsConfig):
     return {f"{dataset}/{variant}": (config.family_config(dataset, variant), "damcha")
@@ -90,7 +93,7 @@ def _models(config: DecoderConfig | AblationsConfig) -> dict[str, tuple[DecoderC
   return {attention: (config, attention) for attention in config.attention_names}
 
 
-def parse(argv: Sequence[str]) -> tuple[DecoderConfig | AblationsConfig, Devices]:
+def parse(argv: Sequence[str]) -> tuple[RunConfig | AblationsConfig, Devices]:
   """The frozen config and the devices.
 
   Raises:
@@ -102,7 +105,7 @@ def parse(argv: Sequence[str]) -> tuple[DecoderConfig | AblationsConfig, Devices
   options, rest = parser.parse_known_args(argv)
   config, _ = common.parse(rest)
   if config.experiment not in common.CONFIG_CLASSES:
-    raise ConfigError(f"experiment '{config.experiment}' trains no decoder; plans are for "
+    raise ConfigError(f"experiment '{config.experiment}' has no plan; there are plans for "
                       f"{', '.join(common.CONFIG_CLASSES)}")
   kind, number = None, options.num_devices
   if options.devices is not None:

@@ -9,12 +9,13 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 import jax.numpy as jnp
 
-from damcha_jax.config import DecoderConfig, TextGenerationConfig
+from damcha_jax.config import DecoderConfig, ImageClassificationConfig, TextGenerationConfig
 from damcha_jax.training import optimizer as optimizer_lib
 from damcha_jax.training import sharding as sharding_lib
 from damcha_jax.training import state as state_lib
 from damcha_jax.training.decoder import decoder_task
 from damcha_jax.training.flops import model_flops_per_step
+from damcha_jax.training.image_classification import classifier_task
 from damcha_jax.training.step import make_train_step, TrainStep
 from damcha_jax.training.task import Task
 
@@ -55,7 +56,7 @@ def abstract_update(task: Task, config: Any, mesh: Mesh | AbstractMesh,
   sharding_lib.check_batch_size(config.batch_size, config.optimizer.accumulation_steps, mesh)
   partitioning = sharding_lib.Partitioning(mesh, config.logical_rules)
   optimizer = optimizer_lib.make_optimizer(config.optimizer, config.num_steps,
-                                           task.parameter_groups)
+                                           task.parameter_groups, task.ema_decay)
   root = state_lib.root_key(0, config.prng_impl)
   targets = state_lib.sharded_targets(state_lib.abstract_state(task, optimizer, root), partitioning)
   schedule = optimizer_lib.learning_rate_schedule(config.optimizer, config.num_steps)
@@ -66,20 +67,27 @@ def abstract_update(task: Task, config: Any, mesh: Mesh | AbstractMesh,
   return AbstractUpdate(task, targets, placed, step)
 
 
-def abstract_decoder_update(config: DecoderConfig, attention: str,
-                            mesh: Mesh | AbstractMesh) -> AbstractUpdate:
-  """`abstract_update` of a decoder experiment, without its data.
+def abstract_run(config: DecoderConfig | ImageClassificationConfig, attention: str,
+                 mesh: Mesh | AbstractMesh) -> AbstractUpdate:
+  """`abstract_update` of one run of an experiment, without its data.
 
   Raises:
     ConfigError: the model cannot be built, or cannot run on the mesh.
   """
-  task = decoder_task(config, attention, train_source=None, eval_sources={}, metrics_of=dict,
-                      probe={})
-  dtypes = {"inputs": jnp.int32, "targets": jnp.int32, "weights": jnp.float32}
-  if isinstance(config, TextGenerationConfig):  # whose rows are padded, and may be packed
-    dtypes["padding_mask"] = jnp.bool_
-    if config.data.packing:
-      dtypes["segment_ids"] = jnp.int32
-  shape = (config.batch_size, config.context_length)
+  if isinstance(config, ImageClassificationConfig):
+    task = classifier_task(config, attention, train_source=None, eval_sources={}, probe={})
+    size = config.model.image_size
+    batch = {"inputs": ((size, size, 3), jnp.uint8), "targets": ((), jnp.int32),
+             "weights": ((), jnp.float32)}
+  else:
+    task = decoder_task(config, attention, train_source=None, eval_sources={}, metrics_of=dict,
+                        probe={})
+    dtypes = {"inputs": jnp.int32, "targets": jnp.int32, "weights": jnp.float32}
+    if isinstance(config, TextGenerationConfig):  # whose rows are padded, and may be packed
+      dtypes["padding_mask"] = jnp.bool_
+      if config.data.packing:
+        dtypes["segment_ids"] = jnp.int32
+    batch = {name: ((config.context_length,), dtype) for name, dtype in dtypes.items()}
   return abstract_update(task, config, mesh, {
-      name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in dtypes.items()})
+      name: jax.ShapeDtypeStruct((config.batch_size, *shape), dtype)
+      for name, (shape, dtype) in batch.items()})

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Optional
 import jax
 
 from damcha_jax.analysis.complexity import peak_bytes
-from damcha_jax.config import ConfigError, DecoderConfig
+from damcha_jax.config import ConfigError, DecoderConfig, ImageClassificationConfig
 from damcha_jax.training import sharding as sharding_lib
 from damcha_jax.training import state as state_lib
-from damcha_jax.training.abstract import abstract_decoder_update
+from damcha_jax.training.abstract import abstract_run
 from damcha_jax.training.devices import DeviceKind, MFU_RANGE, USABLE_SHARE
 
 
@@ -50,9 +50,9 @@ class Plan(NamedTuple):
     return at_peak / high, at_peak / low
 
 
-def plan_decoder(config: DecoderConfig, attention: str, devices: Sequence[jax.Device],
-                 with_peak: bool = False) -> Plan:
-  """The needs of one run of a decoder experiment on these devices.
+def plan_run(config: DecoderConfig | ImageClassificationConfig, attention: str,
+             devices: Sequence[jax.Device], with_peak: bool = False) -> Plan:
+  """The needs of one run of an experiment on these devices.
 
   The peak is that of the step which XLA compiles for them. Where CPU devices stand for others, it
   holds some bfloat16 numbers as float32 and forms every attention weight, so that accelerators,
@@ -68,7 +68,7 @@ def plan_decoder(config: DecoderConfig, attention: str, devices: Sequence[jax.De
     ConfigError: the configuration cannot run on them.
   """
   mesh = sharding_lib.make_mesh(config.mesh, devices)
-  update = abstract_decoder_update(config, attention, mesh)
+  update = abstract_run(config, attention, mesh)
   peak = None
   if with_peak:
     # Only the sizes of arrays matter, not how fast the program would be.

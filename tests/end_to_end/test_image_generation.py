@@ -204,11 +204,11 @@ import jax
 jax.config.update('jax_num_cpu_devices', 8)
 from configs import cifar10
 from damcha_jax.config import ImageGenerationConfig, freeze
-from damcha_jax.training.plan import plan_decoder
+from damcha_jax.training.plan import plan_run
 config = cifar10.get_config()
 with config.unlocked():
   config.mesh.update(data=1, fsdp=4, tensor=2)
-plan = plan_decoder(freeze(config, ImageGenerationConfig), 'damcha', jax.devices())
+plan = plan_run(freeze(config, ImageGenerationConfig), 'damcha', jax.devices())
 print(json.dumps([plan._asdict(), sum(array.nbytes for array in jax.live_arrays())]))
 """
 

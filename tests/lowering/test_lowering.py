@@ -11,13 +11,12 @@ import jax
 from jax.sharding import AbstractMesh, AxisType
 import pytest
 
-from configs import cifar10, commongen, mix, synthetic, wmt14
+from configs import cifar10, commongen, mix, synthetic, vit_s16, wmt14
 from damcha_jax.attention import ATTENTIONS
-from damcha_jax.config import (freeze, ImageGenerationConfig, LanguageModelConfig,
-                               TextGenerationConfig)
+from damcha_jax.config import (freeze, ImageClassificationConfig, ImageGenerationConfig,
+                               LanguageModelConfig, TextGenerationConfig)
 from damcha_jax.config.synthetic import SyntheticConfig
-from damcha_jax.training.abstract import (abstract_decoder_update, abstract_update,
-                                          AbstractUpdate)
+from damcha_jax.training.abstract import abstract_run, abstract_update, AbstractUpdate
 from damcha_jax.training.sharding import AXES
 from damcha_jax.training.synthetic import synthetic_task
 
@@ -26,11 +25,11 @@ FUSED = ("mha", "damcha", "moa", "mma")
 OTHERS = tuple(name for name in ATTENTIONS if name not in ("mha", "damcha", "authors_mma"))
 
 
-def _decoder(module, cls, attention: str, implementation: str, mesh: AbstractMesh):
+def _run(module, cls, attention: str, implementation: str, mesh: AbstractMesh):
   config = module.get_config().unlock()
   config.attentions, config.model.attention_implementation = attention, implementation
   config.batch_size = max(config.batch_size, mesh.size)
-  return abstract_decoder_update(freeze(config, cls), attention, mesh)
+  return abstract_run(freeze(config, cls), attention, mesh)
 
 
 def _synthetic(attention: str, implementation: str, mesh: AbstractMesh):
@@ -43,10 +42,11 @@ def _synthetic(attention: str, implementation: str, mesh: AbstractMesh):
 
 
 FAMILIES: Mapping[str, Callable[[str, str, AbstractMesh], AbstractUpdate]] = {
-    "gpt2_enwik8": functools.partial(_decoder, mix, LanguageModelConfig),
-    "image_generation": functools.partial(_decoder, cifar10, ImageGenerationConfig),
-    "text_generation": functools.partial(_decoder, wmt14, TextGenerationConfig),
-    "short_texts": functools.partial(_decoder, commongen, TextGenerationConfig),
+    "gpt2_enwik8": functools.partial(_run, mix, LanguageModelConfig),
+    "image_generation": functools.partial(_run, cifar10, ImageGenerationConfig),
+    "text_generation": functools.partial(_run, wmt14, TextGenerationConfig),
+    "short_texts": functools.partial(_run, commongen, TextGenerationConfig),
+    "vit_imagenet": functools.partial(_run, vit_s16, ImageClassificationConfig),
     "synthetic": _synthetic,
 }
 

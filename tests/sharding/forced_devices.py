@@ -20,7 +20,7 @@ import jax
 from configs import cifar10, mix
 from damcha_jax.analysis.collectives import exchanges
 from damcha_jax.config import freeze, ImageGenerationConfig, LanguageModelConfig, MeshConfig
-from damcha_jax.training.abstract import abstract_decoder_update
+from damcha_jax.training.abstract import abstract_run
 from damcha_jax.training.sharding import make_mesh
 
 CONFIGS = {"mix": (mix, LanguageModelConfig), "cifar10": (cifar10, ImageGenerationConfig)}
@@ -48,7 +48,7 @@ def _exchanged(name: str, attention: str, shape: tuple[int, int, int]) -> dict[s
   config = module.get_config().unlock()
   config.batch_size = max(64, math.prod(shape))
   mesh = make_mesh(MeshConfig(*shape), jax.devices()[:math.prod(shape)])
-  update = abstract_decoder_update(freeze(config, cls), attention, mesh)
+  update = abstract_run(freeze(config, cls), attention, mesh)
   compiled = update.step.lower(update.targets, update.batch).compile()
   leaves = jax.tree.leaves(update.targets)
   whole = sum(math.prod(leaf.shape) for leaf in leaves)

@@ -10,7 +10,7 @@ import pytest
 from configs import mix
 from damcha_jax.config import ConfigError, freeze, LanguageModelConfig
 from damcha_jax.training.devices import KINDS, parse_devices
-from damcha_jax.training.plan import check_fits, Plan, plan_decoder
+from damcha_jax.training.plan import check_fits, Plan, plan_run
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30
@@ -55,7 +55,7 @@ def test_what_does_not_fit_names_the_quantity_and_a_remedy():
 def _plan(**model):
   config = mix.get_config("smoke").unlock()
   config.model.update(**{"num_layers": 4, **model})
-  return plan_decoder(freeze(config, LanguageModelConfig), "mha", jax.devices()[:1], with_peak=True)
+  return plan_run(freeze(config, LanguageModelConfig), "mha", jax.devices()[:1], with_peak=True)
 
 
 @pytest.mark.families

@@ -30,6 +30,7 @@ from damcha_jax.errors import until_nobody_reads, UserError, WorkdirError
 from damcha_jax.reporting import Measurement
 from damcha_jax.training import loop
 from damcha_jax.training import processes
+from damcha_jax.training.profiling import parse_updates, profiled
 from damcha_jax.training.restore import validation_scores
 from damcha_jax.training.result import read_result
 from damcha_jax.training.task import Task
@@ -75,7 +76,7 @@ def parse(argv: Sequence[str], experiment: Optional[str] = None) -> tuple[Config
 
 def parse_all(argv: Sequence[str], experiment: Optional[str] = None,
               ) -> tuple[ConfigDict, Path, contextlib.AbstractContextManager[None]]:
-  """`parse`, and what joins the processes of the run, if there are several."""
+  """`parse`, and the context of the run: its processes, if there are several, and its trace."""
   values = flags.FlagValues()
   holder = config_flags.DEFINE_config_file(
       "config", help_string="config file and size, such as configs/mix.py:cpu; "
@@ -83,7 +84,7 @@ def parse_all(argv: Sequence[str], experiment: Optional[str] = None,
   workdir = flags.DEFINE_string(
       "workdir", None, "where results go; by default runs/<experiment>/<config>-<size>",
       flag_values=values)
-  several = _define_processes(values)
+  run = _define_run(values)
   if any(argument in ("-h", "--help", "-help") for argument in argv[1:]):
     print(f"usage: {argv[0]} [flags]\n{values.main_module_help() or values.get_help()}")
     sys.exit(0)
@@ -99,11 +100,11 @@ def parse_all(argv: Sequence[str], experiment: Optional[str] = None,
     raise ConfigError("--config is missing; name a config file, such as configs/mix.py:cpu")
   default = f"runs/{experiment or config.experiment}/{config.name}-{config.size}"
   path = Path(workdir.value or default).absolute()
-  return config, path, several(path)
+  return config, path, run(path)
 
 
-def _define_processes(values: flags.FlagValues) -> Callable[[Path], Any]:
-  """Defines the flags of a run of several processes; returns what joins them in a workdir."""
+def _define_run(values: flags.FlagValues) -> Callable[[Path], Any]:
+  """Defines the flags of a run's processes and trace; returns its context in a workdir."""
   distributed = flags.DEFINE_bool(
       "distributed", False, "one of several processes, as on a TPU pod or under Slurm, which tell "
       "the three values below themselves", flag_values=values)
@@ -116,13 +117,21 @@ def _define_processes(values: flags.FlagValues) -> Callable[[Path], Any]:
   timeout = flags.DEFINE_integer("process_timeout", 300, "seconds to wait for another process",
                                  flag_values=values, lower_bound=1)
 
-  def connected(workdir: Path) -> contextlib.AbstractContextManager[None]:
-    given = (address.value, number.value, index.value)
-    if not distributed.value and given == (None, None, None):
-      return contextlib.nullcontext()
-    return processes.connected(workdir, *given, timeout.value)
+  profile = flags.DEFINE_string(
+      "profile", None, "updates of which each run keeps a trace in its folder profile/, such as "
+      "10-12", flag_values=values)
 
-  return connected
+  @contextlib.contextmanager
+  def run(workdir: Path) -> Iterator[None]:
+    updates = None if profile.value is None else parse_updates(profile.value)
+    given = (address.value, number.value, index.value)
+    alone = not distributed.value and given == (None, None, None)
+    joined = (contextlib.nullcontext() if alone
+              else processes.connected(workdir, *given, timeout.value))
+    with joined, profiled(updates):
+      yield
+
+  return run
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from damcha_jax.training import sharding as sharding_lib
 from damcha_jax.training import state as state_lib
 from damcha_jax.training.checkpoint import Checkpointer
 from damcha_jax.training.meter import Meter
+from damcha_jax.training.profiling import Profiler
 from damcha_jax.training.result import read_result
 from damcha_jax.training.signals import StopRequest
 from damcha_jax.training.step import make_train_step
@@ -118,7 +119,7 @@ class _Run:
     self.targets = state_lib.sharded_targets(boxed, self.partitioning)
     self.evaluated_step = self.saved_step = -1
     self.pending: Optional[tuple[int, Any]] = None
-    self.checkpointer = self.writer = None
+    self.checkpointer = self.writer = self.profiler = None
 
   def start(self) -> None:
     """Creates or restores the state and opens the records."""
@@ -128,6 +129,7 @@ class _Run:
       self.progress.note(f"since this run began: {change}")
     self.checkpointer = Checkpointer(path / "checkpoints", self.config.checkpoint, self.targets,
                                      self.progress.note)
+    self.profiler = Profiler(path / "profile")
     state = self.checkpointer.restore_latest()
     if state is None:
       state = state_lib.create_state(self.task, self.optimizer, self.root, self.targets)
@@ -173,6 +175,7 @@ class _Run:
     if not self.writer.records:
       self._diagnose()
     while True:
+      self.profiler.before(self.step + 1, self.state)
       self._evaluate_if_due()
       self._save_if_due()
       if self.step == self.config.num_steps:
@@ -341,6 +344,8 @@ class _Run:
   def close(self) -> None:
     """Ends writes in flight and leaves the terminal in order."""
     self.progress.close()
+    if self.profiler is not None:
+      self.profiler.close()
     if self.checkpointer is not None:
       self.checkpointer.close()
     if self.writer is not None:

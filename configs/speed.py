@@ -22,8 +22,8 @@ what came out on two cores with nothing else to do:
 | all with steps | supply_ratio | input_pipeline | at least 20 | 167 |
 | all with steps | host_wait_share | input_pipeline | at most 0.03 | 0.000 |
 
-It took five and a half minutes, all attentions included. The same command resumes at the shape where it stopped. Ratios of steps vary by some 0.05
-with what else the machine does.
+It took five and a half minutes, all attentions included. The same command resumes at the shape
+where it stopped. Ratios of steps vary by some 0.05 with what else the machine does.
 
   python -m experiments.efficiency --config=configs/speed.py:smoke
 

@@ -70,7 +70,8 @@ def _measurements(config: ImageClassificationConfig, workdir: Path,
         yield measured("train", metric, training, unit)
         yield measured("validation", f"{metric}_gap", held_out - training, unit)
       if recorded(path, "adaptivity", "diagnostics"):  # of generated metrics alone
-        yield measured("validation", "adaptivity", _at(path, "adaptivity", "diagnostics", step), "1")
+        adaptivity = _at(path, "adaptivity", "diagnostics", step)
+        yield measured("validation", "adaptivity", adaptivity, "1")
     for metric, unit in common.COSTS.items():
       yield Measurement(attention, config.dataset, "train", metric, result[metric], unit, seed)
 

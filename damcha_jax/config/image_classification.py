@@ -71,7 +71,8 @@ class ImageClassificationConfig(TransformerConfig):
                         ("data.num_probed_images", data.num_probed_images)):
       require(value > 0, f"config key '{name}' must be positive")
     require(all(epoch > 0 for epoch in self.milestone_epochs),
-            f"config key 'milestone_epochs' must hold positive numbers, not {self.milestone_epochs}")
+            "config key 'milestone_epochs' must hold positive numbers, not "
+            f"{self.milestone_epochs}")
     require(model.num_classes >= 5,
             f"model.num_classes={model.num_classes} must be at least 5, for top-5 accuracy")
     require(model.image_size % model.patch_size == 0,
@@ -90,8 +91,8 @@ class ImageClassificationConfig(TransformerConfig):
     every = self.evaluation.every_steps
     for name, step in self.milestones.items():
       require(every < 1 or step % every == 0 or step == self.num_steps,
-              f"evaluation.every_steps={every} does not come by the end of {name}, step {step}; use "
-              "a divisor of it, or change milestone_epochs")
+              f"evaluation.every_steps={every} does not come by the end of {name}, step {step}; "
+              "use a divisor of it, or change milestone_epochs")
 
   @property
   def milestones(self) -> dict[str, int]:

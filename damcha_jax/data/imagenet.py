@@ -49,7 +49,7 @@ class ImageRecords:
 
   def __init__(self, data_dir: str, split: str):
     self._data_dir, self._split = data_dir, split
-    self._folder = prepared_dir(data_dir)
+    self._folder, self._num_images = prepared_dir(data_dir), NUM_IMAGES[split]
 
   def __len__(self) -> int:
     return len(self._records)
@@ -74,8 +74,9 @@ class ImageRecords:
     Raises:
       DataError: the record cannot be read.
     """
+    records = self._records
     try:
-      return self._records[index]
+      return records[index]
     except Exception as error:  # the file format and TFDS have errors of their own
       raise self._damaged(f"record {index} of '{self._split}' cannot be read: {error}") from error
 
@@ -96,9 +97,9 @@ class ImageRecords:
       found = len(records)
     except Exception as error:  # as above
       raise self._damaged(f"'{self._split}' cannot be read: {error}") from error
-    if found != NUM_IMAGES[self._split]:
+    if found != self._num_images:
       raise self._damaged(f"'{self._split}' holds {found:,} images, not the "
-                          f"{NUM_IMAGES[self._split]:,} published")
+                          f"{self._num_images:,} published")
     return records
 
   def _damaged(self, what: str) -> DataError:

@@ -7,11 +7,13 @@ made, and how, does not depend on them.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import functools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from typing import Any, NamedTuple, Optional, Protocol
 import weakref
@@ -30,6 +32,7 @@ from damcha_jax.errors import DataError
 # likeliest 5 are nearly all.
 SAMPLE_LABEL = "subgroup"
 DATASETS = (imagenet.NAME, "sample_images")
+_EXPECTED = "ignore:resource_tracker"
 
 Batch = dict[str, np.ndarray]
 
@@ -78,7 +81,7 @@ def load_labelled_images(dataset: str, data_dir: str) -> ClassifiedImages:
     ConfigError: an unknown data set.
   """
   if dataset == imagenet.NAME:
-    splits = (imagenet.ImageRecords(data_dir, "train"), imagenet.ImageRecords(data_dir, "validation"))
+    splits = [imagenet.ImageRecords(data_dir, split) for split in ("train", "validation")]
     for split in splits:
       len(split)  # raises where it cannot be read
     return ClassifiedImages(imagenet.NUM_CLASSES, *splits)
@@ -178,31 +181,43 @@ class EvalLabelledImages:
 
 
 class _Reader:
-  """Items 0 .. num - 1 of a sequence, each made when it is asked for, or ahead by workers.
+  """Items 0 .. num - 1 of a sequence, made when they are asked for, or ahead by workers.
 
-  Workers go on from whichever item was asked for last, and end with the last item.
+  Workers start when one item is asked for after another, as in training and evaluation and unlike
+  where somebody looks at a few; they end with the last item, or when another is asked for.
   """
 
   def __init__(self, items: Any, num: int, num_workers: int):
     self._items, self._num, self._num_workers = items, num, num_workers
-    self._last: tuple[int, Optional[Batch]] = -1, None
-    self._iterator, self._close = None, lambda: None
+    self._last: tuple[int, Optional[Batch]] = -2, None
+    self._workers: list[Any] = []  # the iterator over what they make, if they run
+    weakref.finalize(self, _end, self._workers).atexit = False
 
   def __call__(self, number: int) -> Batch:
     if not self._num_workers or number >= self._num:
       return self._items[number]
-    if number != self._last[0]:
-      if self._iterator is None or number != self._last[0] + 1:
-        self._close()
-        self._iterator = _made_ahead(_Items(self._items, self._num), number, self._num_workers)
-        # At the latest before the interpreter takes Grain's modules apart.
-        self._close = weakref.finalize(self, self._iterator.close)
-      # Copies, as Grain's arrays are views of memory that it takes back.
-      self._last = number, {name: np.array(rows) for name, rows in next(self._iterator).items()}
-      if number + 1 == self._num:
-        self._close()
-        self._iterator = None
+    if number != self._last[0]:  # compiling looks at the batch that training begins with
+      self._last = number, self._make(number)
     return self._last[1]
+
+  def _make(self, number: int) -> Batch:
+    if number != self._last[0] + 1:
+      _end(self._workers)
+      return self._items[number]
+    if not self._workers:
+      self._workers.append(_made_ahead(_Items(self._items, self._num), number, self._num_workers))
+      # Before `multiprocessing` ends processes, which is registered by now and so comes later.
+      atexit.register(_end, self._workers)
+    # Copies, as Grain's arrays are views of memory that it takes back.
+    item = {name: np.array(rows) for name, rows in next(self._workers[0]).items()}
+    if number + 1 == self._num:
+      _end(self._workers)
+    return item
+
+
+def _end(workers: list[Any]) -> None:
+  while workers:
+    workers.pop().close()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,6 +243,9 @@ def _made_ahead(items: _Items, first: int, num_workers: int) -> Any:
     raise DataError(f"data.num_workers={num_workers} needs a package that is not installed "
                     f"({error}); run pip install 'damcha-jax[imagenet]', or use 0") from error
   flags.FLAGS.mark_as_parsed()  # Grain hands the flags on to its workers
+  # Python's resource tracker removes what was made and nobody took, and would warn of it.
+  if _EXPECTED not in sys.warnoptions:
+    sys.warnoptions.append(_EXPECTED)
   dataset = grain.MapDataset.source(items)[first:].to_iter_dataset(
       grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
   return iter(dataset.mp_prefetch(

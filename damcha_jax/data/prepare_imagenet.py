@@ -93,5 +93,5 @@ def _write_records(damaged: Path, data_dir: str, manual_dir: Optional[str]) -> N
     builder.download_and_prepare(download_config=tfds.download.DownloadConfig(
         manual_dir=str(Path(manual_dir).expanduser())))
   except Exception as error:  # TFDS and file formats have many kinds
-    raise DataError(f"TFDS cannot prepare '{imagenet.NAME}': {error}; free some space (it takes 300 "
-                    "GB beside the archives) or choose another --data_dir") from error
+    raise DataError(f"TFDS cannot prepare '{imagenet.NAME}': {error}; free some space (it takes "
+                    "300 GB beside the archives) or choose another --data_dir") from error

@@ -156,7 +156,7 @@ def sums_per_row(model: VisionTransformer, params: PyTree,
 
 def _sums(logits_BC: jax.Array, nats_B: jax.Array,
           batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-  """Classes as likely as the target count as likelier, so that equal logits are not called right."""
+  """Classes as likely as the target count as likelier: equal logits are not called right."""
   weights_B = batch["weights"]
   target_B1 = jnp.take_along_axis(logits_BC, batch["targets"][:, None], axis=-1)
   rank_B = (logits_BC >= target_B1).sum(-1)

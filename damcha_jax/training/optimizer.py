@@ -134,7 +134,7 @@ def _scale_by_copies(groups: Groups) -> optax.GradientTransformation:
 
 
 def _average_params(decay: float) -> optax.GradientTransformation:
-  """average = decay average + (1 - decay) parameters, after each update, from the initial ones on."""
+  """average = decay average + (1 - decay) parameters, after each update; first the initial ones."""
   def init(params):
     # Copies, for the state is donated, and no buffer can be given away twice.
     return AveragedParams(jax.tree.map(jnp.copy, params))

@@ -58,7 +58,7 @@ def test_every_attention_at_smoke_size(tmp_path):
   assert rows["damcha", "validation", LAST, "top1"]["paper"] == 82.1
   assert rows["mha", "validation", LAST, "top5"]["paper"] == 94.68
   assert "paper's top1" in done.stdout
-  for attention in ("mha", "damcha"):  # 64 images of 99 classes: half of them is enough to learn some
+  for attention in ("mha", "damcha"):
     run = (tmp_path / attention / "seed0" / "metrics.jsonl").read_text().splitlines()
     nats = [record["nats_per_image"] for record in map(json.loads, run)
             if record["split"] == "validation"]

@@ -28,8 +28,8 @@ TABLE_6 = dict(num_layers=12, num_heads=6, features=384, mlp_features=1536, imag
 def _config(sizes=None, damcha=None, **model):
   language = decoders.config({})
   fields = dict(pooling="class", initializer="vit", dropout_rate=0.0, attention_dropout_rate=0.0,
-                stochastic_depth_rate=0.0, remat=False, scan_layers=False, attention_implementation="auto", dtype="float32",
-                param_dtype="float32")
+                stochastic_depth_rate=0.0, remat=False, scan_layers=False,
+                attention_implementation="auto", dtype="float32", param_dtype="float32")
   sections = {name: getattr(language, name) for name in
               ("tha", "dcmha", "colmha", "moa", "mma", "authors")}
   return types.SimpleNamespace(

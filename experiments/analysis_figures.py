@@ -230,8 +230,9 @@ def _attention(found: Findings) -> Optional[Figure]:
   return Figure(
       f"Attention at step {found.last.step}",
       "How much each query (row) of one held-out example takes from each key (column); weights of "
-      "a row sum to 1 for plain softmax attention. Colours are logarithmic from 0.001, and white "
-      "keys are hidden from the query or get nothing.", rows, "weight [1]")
+      "a row sum to 1 for plain softmax attention. Colours are logarithmic from 0.001; white keys "
+      "are hidden from the query or get nothing, or less where heads are mixed.", rows,
+      "weight [1]")
 
 
 def _numbers(count: int) -> list[str]:

@@ -17,6 +17,7 @@ from damcha_jax.errors import CheckpointError, WorkdirError
 from damcha_jax.models.stack import stack_layers, unstack_layers
 from damcha_jax.training import restore
 from damcha_jax.training import state as state_lib
+from damcha_jax.training.image_classification import image_classification_task
 from damcha_jax.training.image_generation import image_generation_task
 from damcha_jax.training.language_model import language_model_task
 from damcha_jax.training.synthetic import lane_of, lane_task, synthetic_task
@@ -28,7 +29,7 @@ from experiments import common
 PyTree = Any
 MAKE_TASK: dict[str, Callable[[Any, str, int], Task]] = {
     "gpt2_enwik8": language_model_task, "image_generation": image_generation_task,
-    "text_generation": text_generation_task,
+    "text_generation": text_generation_task, "vit_imagenet": image_classification_task,
 }
 # Layers are looked at one by one, in float32, with weights that fused kernels never form.
 _PLAIN = {"scan_layers": False, "remat": False, "attention_implementation": "plain",

@@ -22,6 +22,7 @@ from experiments import gpt2_enwik8
 from experiments import image_generation
 from experiments import synthetic
 from experiments import text_generation
+from experiments import vit_imagenet
 from experiments.findings import Findings, Snapshot
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +79,10 @@ def _check(workdir, figures, num_layers):
     with np.load(directory / f"{name}.npz") as arrays:
       weights = [arrays[key] for key in arrays if key.startswith("attention_weights")]
       assert bool(weights) == ("attention" in kinds)
-      assert all(one.ndim == 3 and one.min() >= 0 for one in weights)
+      assert all(one.ndim == 3 for one in weights)
+      if "damcha" in name:
+        for sums in (one.sum(-1) for one in weights):  # 0 where a query is padding
+          assert np.all((abs(sums - 1) < 1e-4) | (sums == 0)) and sums.max() > 0.9
   return rows
 
 
@@ -87,7 +91,8 @@ def test_a_language_model_interrupted_or_not(tmp_path, capsys):
   done = tmp_path / "done"
   _train(gpt2_enwik8, "--config=configs/mix.py:smoke", f"--workdir={done}",
          "--config.attentions=mha,damcha", "--config.model.scan_layers=True",
-         "--config.damcha.parameterization=blocks", "--config.checkpoint.keep_last=3")
+         "--config.damcha.parameterization=blocks", "--config.checkpoint.keep_last=3",
+         "--config.optimizer.weight_decay=0.0")  # which would tell blocks of a row apart
   summary = (done / "summary.json").read_bytes()
   status, out, _ = _command(capsys, f"--workdir={done}", "--num_examples=4")
   assert status == 0 and "adaptivity" in out and "layer" not in out
@@ -99,8 +104,9 @@ def test_a_language_model_interrupted_or_not(tmp_path, capsys):
   assert row("validation", "step 0", "metric_distance") == 0
   assert row("validation", "step 30, layer 1", "metric_distance") > 0.01
   assert row("validation", "step 30", "rank_max") <= 4  # K
-  assert row("train", "step 0", "block_drift") == 0 < row("train", "step 30", "block_drift")
-  assert row("train", "step 30", "block_spread_max") < 0.1 * row("train", "step 30", "block_drift")
+  drift = row("train", "step 30", "block_drift")
+  assert row("train", "step 0", "block_drift") == 0 < drift
+  assert row("train", "step 30", "block_spread_max") < 1e-3 * drift
   missing = rows["mha", "sample_mix", "validation", "step 30", "effective_rank"]
   assert missing["value"] is None and "mha compares tokens by no metric" in missing["note"]
   # The training loop measured adaptivity too, on other examples.
@@ -129,8 +135,7 @@ def test_a_language_model_interrupted_or_not(tmp_path, capsys):
 @pytest.mark.families
 def test_images(tmp_path, capsys):
   _train(image_generation, "--config=configs/cifar10.py:smoke", f"--workdir={tmp_path}",
-         "--config.attentions=moa,damcha", "--config.damcha.sharing=stack",
-         "--config.num_samples=2", "--config.num_completions=2")
+         "--config.attentions=moa,damcha", "--config.damcha.sharing=stack")
   assert _command(capsys, f"--workdir={tmp_path}", "--num_examples=2")[0] == 0
   config = json.loads((tmp_path / "config.json").read_text())
   blocks = {"block-energy"} if config["damcha"]["parameterization"] == "blocks" else set()
@@ -147,6 +152,17 @@ def test_texts(tmp_path, capsys):
   blocks = {"block-energy"} if config["damcha"]["parameterization"] == "blocks" else set()
   _check(tmp_path, {"dcmha-seed0": ALWAYS, "damcha-seed0": ALWAYS | METRIC_FIGURES
                     | SHARED_FIGURES | blocks}, config["model"]["num_layers"])
+
+
+@pytest.mark.families
+def test_a_classifier(tmp_path, capsys):
+  _train(vit_imagenet, "--config=configs/vit_s16.py:smoke", f"--workdir={tmp_path}",
+         "--config.attentions=damcha")
+  assert _command(capsys, f"--workdir={tmp_path}", "--num_examples=2")[0] == 0
+  config = json.loads((tmp_path / "config.json").read_text())
+  blocks = {"block-energy"} if config["damcha"]["parameterization"] == "blocks" else set()
+  _check(tmp_path, {"damcha-seed0": ALWAYS | METRIC_FIGURES | SHARED_FIGURES | blocks},
+         config["model"]["num_layers"])
 
 
 @pytest.mark.families

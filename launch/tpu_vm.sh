@@ -53,6 +53,7 @@ remote="set -e; mkdir -p damcha-jax; tar -xzf damcha-jax.tar.gz -C damcha-jax; c
 python3 -m venv .venv; . .venv/bin/activate
 version=\$(python -c 'import sys; print(\"py311\" if sys.version_info < (3, 12) else \"py312\")')
 pip install --quiet --constraint launch/constraints-\$version.txt --editable '.[tpu]'
+export JAX_COMPILATION_CACHE_DIR=\$PWD/.cache/jax
 python -m experiments.$experiment$arguments --distributed"
 run gcloud compute tpus tpu-vm scp "$archive" "$tpu:damcha-jax.tar.gz" --zone="$zone" --worker=all
 run gcloud compute tpus tpu-vm ssh "$tpu" --zone="$zone" --worker=all --command="$remote"

@@ -3,8 +3,12 @@
 from pathlib import Path
 import os
 import subprocess
+import sys
 
 import pytest
+import yaml
+
+from experiments import common
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +25,8 @@ def test_a_tpu_slice_is_told_what_to_install_and_run():
   copy, start = done.stdout.splitlines()
   assert copy.startswith("gcloud compute tpus tpu-vm scp ") and "pod:damcha-jax.tar.gz" in copy
   for part in ("tpu-vm ssh pod --zone=there --worker=all", "launch/constraints-", "[tpu]",
-               "python -m experiments.gpt2_enwik8 --config=configs/mix.py", "--distributed"):
+               "export JAX_COMPILATION_CACHE_DIR=", "--distributed",
+               "python -m experiments.gpt2_enwik8 --config=configs/mix.py"):
     assert part in start
 
 
@@ -32,6 +37,49 @@ def test_slurm_starts_every_process_alike():
   assert done.stdout.split() == [
       "srun", "--kill-on-bad-exit=1", "python3", "-m", "experiments.gpt2_enwik8",
       "--config=configs/mix.py", "--distributed"]
+
+
+def _pod():
+  """The Job of launch/kubernetes.yaml and its container."""
+  service, job = yaml.safe_load_all((ROOT / "launch" / "kubernetes.yaml").read_text())
+  assert service["metadata"]["name"] == job["spec"]["template"]["spec"]["subdomain"]
+  (container,) = job["spec"]["template"]["spec"]["containers"]
+  return job, container
+
+
+def test_kubernetes_starts_a_process_in_every_pod():
+  job, container = _pod()
+  assert job["spec"]["completionMode"] == "Indexed"
+  number = job["spec"]["completions"]
+  assert number == job["spec"]["parallelism"]
+  name = job["metadata"]["name"]
+  assert {f"--num_processes={number}", f"--coordinator_address={name}-0.{name}:1234",
+          "--process_id=$(PROCESS_ID)"} < set(container["args"])
+  variables = {entry["name"]: entry for entry in container["env"]}
+  assert "job-completion-index" in str(variables["PROCESS_ID"]["valueFrom"])
+  mounts = {mount["name"] for mount in container["volumeMounts"]}
+  assert mounts == {volume["name"] for volume in job["spec"]["template"]["spec"]["volumes"]}
+
+
+def test_kubernetes_gives_flags_that_the_experiment_takes(monkeypatch):
+  _, container = _pod()
+  monkeypatch.chdir(ROOT)
+  assert container["command"][:2] == ["python", "-m"]
+  argv = [*container["command"][2:],
+          *(argument.replace("$(PROCESS_ID)", "1") for argument in container["args"])]
+  config, workdir = common.parse(argv)
+  assert argv[0] == f"experiments.{config.experiment}" and str(workdir) == "/shared/mix"
+
+
+def test_gpus_are_told_flags_that_xla_knows():
+  done = _run("-c", "source launch/gpu.sh; printf '%s' \"$XLA_FLAGS\"", XLA_FLAGS="")
+  _, container = _pod()
+  (told,) = [entry["value"] for entry in container["env"] if entry["name"] == "XLA_FLAGS"]
+  assert done.stdout.split() == told.split() and "=true" in told
+  known = subprocess.run(  # XLA ends a process whose flags it does not know
+      [sys.executable, "-c", "import jax; jax.devices()"], check=False, capture_output=True,
+      env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": told})
+  assert known.returncode == 0, known.stderr
 
 
 @pytest.mark.parametrize("arguments, message", [

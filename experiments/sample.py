@@ -32,7 +32,7 @@ OPTIONS = ("prompt", "num_tokens", "temperature", "top_k", "top_p")  # fields of
 
 def main(argv: Sequence[str]) -> None:
   options = parse(argv)
-  for run in _runs(Path(options.workdir).absolute(), options.attention, options.run_seed):
+  for run in find_runs(Path(options.workdir).absolute(), options.attention, options.run_seed):
     _write(run, options)
 
 
@@ -54,7 +54,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
   return options_lib.parse(values, argv, __doc__, required=("workdir",))
 
 
-def _runs(workdir: Path, attention: Optional[str], seed: Optional[int]) -> list[Path]:
+def find_runs(workdir: Path, attention: Optional[str], seed: Optional[int]) -> list[Path]:
   """The directories of the runs that are asked for: one of each attention."""
   if not (workdir / "config.json").is_file():
     raise WorkdirError(f"workdir {workdir} holds no run; name the directory that training wrote")

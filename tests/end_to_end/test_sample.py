@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 
 from damcha_jax.errors import CheckpointError, WorkdirError
+from damcha_jax.interop.parameters import read_params
+from damcha_jax.interop.tensor_files import read_safetensors_metadata
 from damcha_jax.models.decoder import make_decoder
+from damcha_jax.models.stack import unstack_layers
 from damcha_jax.sampling import Sampler, row_keys
 from damcha_jax.training import loop, restore
 from damcha_jax.training.language_model import language_model_task
-from experiments import common, sample
+from experiments import common, export, sample
 from tests import lm_run
+from tiny_task import assert_trees_equal
 
 
 @pytest.fixture(name="trained", scope="module")
@@ -152,3 +156,16 @@ def test_a_run_that_is_not_described_is_named(tmp_path, entry):
   (tmp_path / "config.json").write_text(json.dumps({"run": entry}))
   with pytest.raises(WorkdirError, match="is not the directory of a run"):
     restore.describe_run(tmp_path)
+
+
+def test_parameters_are_exported_as_safetensors(trained, tmp_path, capsys):
+  workdir, run, config = trained
+  path = tmp_path / "damcha.safetensors"
+  export.main(["export", f"--workdir={workdir}", f"--output={path}", "--checkpoint=last"])
+  assert "damcha, step 6, " in capsys.readouterr().out
+  params = unstack_layers(_params(run, config, "last")[1])
+  assert "stack/layer_0/attention/value/kernel" in path.read_bytes().decode("latin1")
+  assert_trees_equal(read_params(path, like=params), params)
+  metadata = read_safetensors_metadata(path)
+  assert metadata["attention"] == "damcha" and metadata["step"] == "6"
+  assert json.loads(metadata["config"])["model"]["features"] == config.model.features

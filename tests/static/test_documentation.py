@@ -17,6 +17,7 @@ from damcha_jax.config.theory import TheoryConfig
 from experiments import analysis
 from experiments import common
 from experiments import evaluate
+from experiments import export
 from experiments import plan
 from experiments import publish
 from experiments import report
@@ -61,6 +62,8 @@ def test_documented_command_parses(command, monkeypatch):
     assert arguments[0] == "install"
   elif arguments[1] == "experiments.sample":
     sample.parse(arguments[1:])
+  elif arguments[1] == "experiments.export":
+    export.parse(arguments[1:])
   elif arguments[1] == "experiments.evaluate":
     evaluate.parse(arguments[1:])
   elif arguments[1] == "experiments.analysis":

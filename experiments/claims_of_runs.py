@@ -11,12 +11,12 @@ from experiments.claims import (Absent, Evidence, NOT_REPRODUCED, REPRODUCED, Ve
 ROUNDING = {"float32": 1e-5, "float64": 1e-12}
 CLEAR = 1e-2  # a relative difference that is no rounding
 FULL_WIDTH = "full-width metrics (Appendix C.1)"
-# What the sizes of Table 2's experiment are, by their variant.
+# The models whose costs are measured, by the variant of their rows; W is the generator's width.
 MODELS = {None: "the model that Table 2 counted",
-          "section_5_1": "Section 5.1's with a generator of width 2N",
-          "section_5_1_wide": "Section 5.1's with a generator as wide as the model",
-          "gpt2": "GPT-2's with a generator of width 2N",
-          "vit_s16": "ViT-S/16's with a generator of width 2N"}
+          "section_5_1": "Section 5.1 with W = 2N",
+          "section_5_1_wide": "Section 5.1 with W = D",
+          "gpt2": "GPT-2 with W = 2N",
+          "vit_s16": "ViT-S/16 with W = 2N"}
 
 
 def _values(rows: Sequence[Row]) -> list[float]:
@@ -27,7 +27,7 @@ def _split(held: Sequence[str], failed: Sequence[str]) -> str:
   """The status of a claim that holds for some and not for others."""
   if not failed:
     return REPRODUCED
-  return holds_only_under(" and ".join(held)) if held else NOT_REPRODUCED
+  return holds_only_under(", ".join(held)) if held else NOT_REPRODUCED
 
 
 def embedding(evidence: Evidence) -> Verdict:

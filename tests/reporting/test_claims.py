@@ -115,7 +115,7 @@ def test_an_advantage_grows_if_its_slope_does_beyond_the_interval(tmp_path, slop
 
 
 @pytest.mark.parametrize("narrow, wide, status", [
-    (1.0, 5.0, "holds only under Section 5.1's with a generator of width 2N"),
+    (1.0, 5.0, "holds only under Section 5.1 with W = 2N"),
     (1.0, 1.0, REPRODUCED), (2.0, 5.0, NOT_REPRODUCED)])
 def test_a_claim_may_hold_under_a_condition(tmp_path, narrow, wide, status):
   rows = [row(name, "num_params", value, variant=variant)

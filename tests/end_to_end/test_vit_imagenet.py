@@ -10,11 +10,16 @@ import sys
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from PIL import Image
 import pytest
 
 from damcha_jax.attention import ATTENTIONS
+from damcha_jax.config import ConfigError
+from damcha_jax.errors import DataError
 from experiments import common
+from experiments import image_pipeline
 from experiments import vit_imagenet
+from experiments import vit_picture
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "experiments.vit_imagenet")
@@ -124,3 +129,63 @@ def test_a_mistake_is_one_line_and_writes_nothing(capsys, tmp_path, monkeypatch,
   (line,) = captured.err.splitlines()
   assert (stopped.value.code, captured.out) == (status, "")
   assert line.startswith("error: ") and message in line and not workdir.exists()
+
+
+@pytest.fixture(name="trained", scope="module")
+def _trained(tmp_path_factory):
+  """Two runs of one update."""
+  workdir = tmp_path_factory.mktemp("trained")
+  with pytest.MonkeyPatch.context() as patch:
+    patch.chdir(ROOT)
+    patch.setattr(sys, "argv", [
+        "vit_imagenet", SMOKE, f"--workdir={workdir}", "--config.attentions=mha,damcha",
+        "--config.num_steps=1", "--config.optimizer.warmup_steps=0"])
+    common.launch(vit_imagenet.train_and_evaluate, "vit_imagenet")
+  return workdir
+
+
+@pytest.mark.families
+def test_a_picture_of_one_s_own_is_drawn_with_attention_and_metric(trained, tmp_path, capsys):
+  photo = tmp_path / "photo.png"
+  pixels = np.random.default_rng(0).integers(0, 256, (30, 50, 3)).astype(np.uint8)
+  Image.fromarray(pixels).save(photo)
+  found = vit_picture.main(["vit_picture", f"--workdir={trained}", f"--image={photo}"])
+  printed = capsys.readouterr().out
+  assert set(found) == {"mha-seed0", "damcha-seed0"}
+  for name, seen in found.items():
+    assert seen["step"] == 1 and len(seen["likeliest"]) == 5
+    assert f"{name}: class {seen['likeliest'][0]['class']} " in printed
+    for suffix in ("png", "svg"):
+      assert (trained / "analysis" / "figures" / f"picture-photo-{name}.{suffix}").is_file()
+    with np.load(trained / "analysis" / f"picture-photo-{name}.npz") as arrays:
+      heads = arrays["attention-layer_1"]
+      assert heads.shape == (4, 4, 4) and (heads >= 0).all() and (heads.sum((1, 2)) < 1).all()
+      metrics = [key for key in arrays if key.startswith("metric")]
+    assert len(metrics) == (2 if name == "damcha-seed0" else 0)
+  held_out = vit_picture.main(["vit_picture", f"--workdir={trained}", "--index=3"])
+  assert held_out["mha-seed0"] != found["mha-seed0"]
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("arguments, message", [
+    (("--index=64",), "--index=64 is not below 64"),
+    (("--image=README.md",), "README.md cannot be read as a picture"),
+    (("--seeds=one",), "--seeds=one must hold whole numbers"),
+])
+def test_what_is_no_picture_is_named(trained, monkeypatch, arguments, message):
+  monkeypatch.chdir(ROOT)
+  with pytest.raises((ConfigError, DataError), match=message):
+    vit_picture.main(["vit_picture", f"--workdir={trained}", *arguments])
+
+
+@pytest.mark.families
+def test_the_pipeline_is_measured_with_and_without_workers(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(ROOT)
+  monkeypatch.setattr(image_pipeline, "NUM_TIMED", 8)
+  monkeypatch.setattr(sys, "argv", [
+      "image_pipeline", SMOKE, f"--workdir={tmp_path}", "--config.data.num_workers=1"])
+  common.launch(image_pipeline.train_and_evaluate, "image_pipeline", reads="vit_imagenet")
+  rows = json.loads((tmp_path / "summary.json").read_text())["rows"]
+  assert [row["variant"] for row in rows] == ["decoded", "decoded and cropped", "augmented",
+                                              "1 workers"]
+  assert all(row["value"] > 0 for row in rows) and "1 workers" in capsys.readouterr().out

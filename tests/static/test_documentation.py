@@ -22,6 +22,7 @@ from experiments import plan
 from experiments import publish
 from experiments import report
 from experiments import sample
+from experiments import vit_picture
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -68,6 +69,8 @@ def test_documented_command_parses(command, monkeypatch):
     evaluate.parse(arguments[1:])
   elif arguments[1] == "experiments.analysis":
     analysis.parse(arguments[1:])
+  elif arguments[1] == "experiments.vit_picture":
+    vit_picture.parse(arguments[1:])
   elif arguments[1] == "experiments.plan":
     plan.parse(arguments[1:])
   elif arguments[1] == "experiments.report":

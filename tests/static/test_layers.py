@@ -49,6 +49,8 @@ RULES = {
                             {"damcha_jax.metric", "damcha_jax.attention", "damcha_jax.models",
                              "damcha_jax.analysis"}),
     "damcha_jax/analysis/plots.py": ({"matplotlib", "numpy"}, {"damcha_jax.training.workdir"}),
+    "damcha_jax/analysis/pictures.py": (
+        {"matplotlib", "numpy"}, {"damcha_jax.analysis.plots", "damcha_jax.training.workdir"}),
     "damcha_jax/interop": ({"jax", "flax", "numpy", "orbax"},
                            {"damcha_jax.metric", "damcha_jax.attention", "damcha_jax.models",
                             "damcha_jax.interop", "damcha_jax.config", "damcha_jax.errors"}),
@@ -61,6 +63,9 @@ RULES = {
     "configs": ({"ml_collections"}, {"configs"}),
     "experiments": ({"jax", "flax", "numpy", "absl", "ml_collections"},
                     {"damcha_jax", "experiments"}),
+    **{f"experiments/{file}.py": (  # which read or make pictures
+        {"jax", "numpy", "absl", "ml_collections", "PIL"}, {"damcha_jax", "experiments"})
+       for file in ("image_pipeline", "vit_picture")},
 }
 
 

@@ -13,12 +13,15 @@ import pytest
 
 from damcha_jax.config import freeze
 from damcha_jax.config.efficiency import EfficiencyConfig
+from damcha_jax.config.study import StudyConfig
 from damcha_jax.config.synthetic import SyntheticConfig
 from damcha_jax.config.theory import TheoryConfig
 from experiments import common
 from tests import documents
 
 ROOT = Path(__file__).parents[2]
+
+
 def _commands() -> list[str]:
   text = [block for name in documents.TEXTS for block in documents.blocks("bash", name)]
   for folder in ("configs", "experiments"):
@@ -65,5 +68,5 @@ def test_documented_command_parses(command, monkeypatch):
   else:
     config, _ = common.parse(arguments[1:])
     classes = {**common.CONFIG_CLASSES, "efficiency": EfficiencyConfig, "theory": TheoryConfig,
-               "synthetic": SyntheticConfig}
+               "synthetic": SyntheticConfig, "study": StudyConfig}
     freeze(config, classes[config.experiment])

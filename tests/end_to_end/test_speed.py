@@ -182,3 +182,16 @@ def test_a_small_run_measures_all_and_is_resumed(tmp_path, capsys):
   times = lambda rows: [row for row in rows if row["metric"] == "step_time"]
   assert times(efficiency.train_and_evaluate(config, tmp_path)) == times(rows)
   assert "compile_time_growth" in capsys.readouterr().out
+
+
+@pytest.mark.families
+def test_the_exact_prefix_takes_little_more_memory_than_mha():
+  """Of a whole train step on 2,048 tokens at GPT-2's width, compiled and not run."""
+  config = freeze(speed_config.get_config(), EfficiencyConfig)
+  (shape,) = [shape for shape in config.speed.shapes if shape.variant == "gpt2_t2048"]
+  assert (shape.context_length, shape.model.features, shape.model.num_layers) == (2048, 768, 3)
+  names = (speed.MHA, "damcha_prefix_generator", "damcha_prefix_stack")
+  mha, *prefix = [decoder.train_step().peak_bytes for decoder in _decoders(config, shape, *names)]
+  assert mha > 3 * 2 * 4 * 12 * 2048**2  # scores and weights of every layer and head
+  for peak in prefix:
+    assert mha / 2 < peak < 1.3 * mha

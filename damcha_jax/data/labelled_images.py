@@ -208,8 +208,12 @@ class _Reader:
       self._workers.append(_made_ahead(_Items(self._items, self._num), number, self._num_workers))
       # Before `multiprocessing` ends processes, which is registered by now and so comes later.
       atexit.register(_end, self._workers)
-    # Copies, as Grain's arrays are views of memory that it takes back.
-    item = {name: np.array(rows) for name, rows in next(self._workers[0]).items()}
+    try:
+      # Copies, as Grain's arrays are views of memory that it takes back.
+      item = {name: np.array(rows) for name, rows in next(self._workers[0]).items()}
+    except RuntimeError as error:  # such as where the system ended one
+      raise DataError(f"a process that makes batches ended ({error}); give it more memory, shared "
+                      f"memory too, or lower data.num_workers={self._num_workers}") from error
     if number + 1 == self._num:
       _end(self._workers)
     return item

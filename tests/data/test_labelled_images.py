@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
+import signal
 import sys
 
 import numpy as np
@@ -178,6 +180,24 @@ def test_an_image_that_a_worker_cannot_decode_is_named(tmp_path):
     for index in range(9):
       source.batch(index, 1)
   assert "\n" not in str(error.value)
+
+
+class _Fatal(ArrayImages):
+  """Ends the process that reads image 5."""
+
+  def __getitem__(self, index):
+    if index == 5:
+      os.kill(os.getpid(), signal.SIGKILL)
+    return super().__getitem__(index)
+
+
+@pytest.mark.families
+def test_a_worker_that_is_killed_is_an_error_and_no_wait():
+  images = _Fatal(np.zeros((9, SIZE, SIZE, 3), np.uint8), np.arange(9))
+  source = EvalLabelledImages(images, SIZE, dataclasses.replace(DATA, num_workers=2), None)
+  with pytest.raises(DataError, match="a process that makes batches ended .* data.num_workers=2"):
+    for index in range(9):
+      source.batch(index, 1)
 
 
 @pytest.mark.families

@@ -13,6 +13,7 @@ from damcha_jax.analysis.gradient_flow import GradientNorms
 from damcha_jax.analysis.geometry import layer_geometry
 from damcha_jax.config import freeze
 from damcha_jax.errors import CheckpointError
+from damcha_jax.training.restore import recorded
 from damcha_jax.training.workdir import Workdir
 from experiments import ablations
 from experiments import analysis
@@ -110,9 +111,8 @@ def test_a_language_model_interrupted_or_not(tmp_path, capsys):
   missing = rows["mha", "sample_mix", "validation", "step 30", "effective_rank"]
   assert missing["value"] is None and "mha compares tokens by no metric" in missing["note"]
   # The training loop measured adaptivity too, on other examples.
-  records = [json.loads(line) for line in (done / "damcha" / "seed0" / "metrics.jsonl").open()]
-  (first,) = [one for one in records if one["split"] == "diagnostics" and one["step"] == 0]
-  assert row("validation", "step 0", "adaptivity") == pytest.approx(first["adaptivity"], rel=0.9)
+  logged = recorded(done / "damcha" / "seed0" / "metrics.jsonl", "adaptivity", "diagnostics")
+  assert row("validation", "step 0", "adaptivity") == pytest.approx(logged[0], rel=0.9)
 
   cut = tmp_path / "cut"
   shutil.copytree(done, cut, ignore=shutil.ignore_patterns("mha", "summary.json", "result.json",

@@ -112,7 +112,7 @@ def test_a_language_model_interrupted_or_not(tmp_path, capsys):
   assert missing["value"] is None and "mha compares tokens by no metric" in missing["note"]
   # The training loop measured adaptivity too, on other examples.
   logged = recorded(done / "damcha" / "seed0" / "metrics.jsonl", "adaptivity", "diagnostics")
-  assert row("validation", "step 0", "adaptivity") == pytest.approx(logged[0], rel=0.9)
+  assert row("validation", "step 0", "adaptivity") == pytest.approx(logged[0], rel=0.4)
 
   cut = tmp_path / "cut"
   shutil.copytree(done, cut, ignore=shutil.ignore_patterns("mha", "summary.json", "result.json",

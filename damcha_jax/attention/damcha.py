@@ -23,6 +23,7 @@ from flax import linen as nn
 import jax.numpy as jnp
 
 from damcha_jax.attention import masks
+from damcha_jax.attention.activations import constrain
 from damcha_jax.attention.base import Array, AttentionBase, Inputs
 from damcha_jax.attention.metric import make_metric
 from damcha_jax.attention.metric import Metric
@@ -195,7 +196,8 @@ class DamchaAttention(AttentionBase):
             " context='prefix'"
         )
     dtype = self.dtype or inputs.query_BTD.dtype
-    query_BTD, key_BSD = inputs.query_BTD.astype(dtype), inputs.key_BSD.astype(dtype)
+    # Whole rows, which the values need anyway, and not each head's slices on its own device.
+    query_BTD, key_BSD = (constrain(x.astype(dtype)) for x in (inputs.query_BTD, inputs.key_BSD))
     if metric is None:
       metric = self._metric(self._with_documents(inputs, mask), shared_generator, layer_index)
     if self.form == "head_slice":

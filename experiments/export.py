@@ -4,7 +4,8 @@
     --output=damcha.safetensors
 
 The tensors have the names of the model's parameters, such as stack/layer_0/attention/value/kernel,
-layers unrolled; the file's metadata hold the run's config. `damcha_jax.interop.parameters` reads it.
+layers unrolled; the file's metadata hold the run's config. It is for
+`damcha_jax.interop.parameters` to read.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def read_params(path: str | Path, like: Optional[PyTree] = None) -> PyTree:
     wanted = traverse_util.flatten_dict(like, sep="/")
     for name in sorted(wanted.keys() ^ flat.keys()):
       where = "is missing" if name in wanted else "is not the model's"
-      raise TensorFileError(f"{path}: parameter '{name}' {where}; use the config it was written with")
+      raise TensorFileError(f"{path}: parameter '{name}' {where}; use the config of the file")
     for name, leaf in wanted.items():
       found = (flat[name].shape, flat[name].dtype)
       if found != (leaf.shape, leaf.dtype):

@@ -150,8 +150,8 @@ def authors_moa(size: Size, use_bias: bool = True) -> Form:
   )
 
 
-# What each name of `ATTENTIONS` costs with the defaults of its module; `damcha` without its
-# generator.
+# What the attentions of the paper cost with the defaults of their modules, by their names in
+# `ATTENTIONS`; `damcha` without its generator.
 FORMS: dict[str, Callable[..., Form]] = {
     "mha": functools.partial(mha, use_bias=True),
     "damcha": functools.partial(damcha, use_bias=True),

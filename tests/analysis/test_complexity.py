@@ -112,7 +112,7 @@ def _assert_is(costs: complexity.Costs, form: closed_forms.Form) -> None:
   assert (costs.num_params, costs.total.matmul) == form
 
 
-@pytest.mark.parametrize("attention", sorted(ATTENTIONS))
+@pytest.mark.parametrize("attention", sorted(closed_forms.FORMS))
 def test_counts_are_the_closed_form(attention):
   size = Size(length=6, features=24, num_heads=4)
   fields, form = {}, closed_forms.FORMS[attention](size)

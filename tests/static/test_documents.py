@@ -1,11 +1,15 @@
 """The code of documents runs, and what they refer to is there."""
 
 import ast
+import dataclasses
 from pathlib import Path
 import re
+import typing
 
 import pytest
 
+from docs import make_api
+from experiments import common
 from tests import documents
 from tests.documents import ROOT, TEXTS
 
@@ -31,6 +35,9 @@ def test_references_are_to_what_there_is(name):
              if not (folder / link).exists()]
   missing += [f"{file}::{test}" for file, test in re.findall(r"`(tests/[\w/.]+)::(\w+)`", text)
               if test not in _defined(ROOT / file)]
+  sections = {} if name == API else _sections()
+  keys = re.findall(r"`(\w+)\.(?!jsonl?`)(\w+)(?:=\w+)?`", text)
+  missing += [f"{section}.{key}" for section, key in keys if key not in sections.get(section, (key,))]
   missing += [module for module in re.findall(r"`((?:damcha_jax|experiments)(?:\.\w+)+)`", text)
               if not _exists(module)]
   assert missing == []
@@ -39,8 +46,20 @@ def test_references_are_to_what_there_is(name):
 def test_a_reference_to_nothing_is_noticed():
   assert _exists("damcha_jax.attention.ATTENTIONS") and _exists("damcha_jax.sampling")
   assert not _exists("damcha_jax.attention.Nothing") and not _exists("damcha_jax.nothing.at_all")
+  assert "stride" in _sections()["damcha"] and "strides" not in _sections()["damcha"]
   assert "test_code_runs" in _defined(Path(__file__))
   assert "test_nothing" not in _defined(Path(__file__))
+
+
+def _sections() -> dict[str, set[str]]:
+  """The keys of every section of a training experiment's config, by its name."""
+  sections: dict[str, set[str]] = {}
+  for cls in common.CONFIG_CLASSES.values():
+    for name, hint in typing.get_type_hints(cls).items():
+      for part in (hint, *typing.get_args(hint)):
+        if dataclasses.is_dataclass(part):
+          sections.setdefault(name, set()).update(field.name for field in dataclasses.fields(part))
+  return sections
 
 
 def _defined(path: Path) -> set[str]:
@@ -61,3 +80,7 @@ def _exists(name: str) -> bool:
   path = ROOT / name.replace(".", "/")
   module = lambda path: path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
   return module(path).is_file() or path.name in _defined(module(path.parent))
+
+
+def test_the_reference_is_what_the_docstrings_say():
+  assert TEXTS[API] == make_api.reference(), "run `python docs/make_api.py`"

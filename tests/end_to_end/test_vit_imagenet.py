@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 from PIL import Image
 import pytest
 
-from damcha_jax.attention import ATTENTIONS
+from configs import vit_s16
 from damcha_jax.config import ConfigError
 from damcha_jax.errors import DataError
 from experiments import common
@@ -59,7 +59,7 @@ def test_every_attention_at_smoke_size(tmp_path):
   done = subprocess.run([*COMMAND, SMOKE, f"--workdir={tmp_path}"], cwd=ROOT, env=os.environ,
                         capture_output=True, text=True, check=False)
   assert done.returncode == 0, done.stderr
-  rows = _check_summary(tmp_path, ATTENTIONS)
+  rows = _check_summary(tmp_path, vit_s16.get_config("smoke").attentions.split(","))
   assert rows["damcha", "validation", LAST, "top1"]["paper"] == 82.1
   assert rows["mha", "validation", LAST, "top5"]["paper"] == 94.68
   assert "paper's top1" in done.stdout

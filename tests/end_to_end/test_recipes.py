@@ -1,0 +1,51 @@
+"""What docs/recipes.md says of runs at paper size is what the planner says."""
+
+import importlib
+import re
+
+import jax
+import pytest
+
+from damcha_jax.config import freeze
+from damcha_jax.training.devices import KINDS, MFU_RANGE
+from damcha_jax.training.plan import plan_run
+from experiments import common
+from tests import documents
+
+ROWS = re.findall(r"^\| (`[^|]+`) \| (\w+) \| ([\d,]+) \| ([\d.e]+) \| ([^|]+) \|$",
+                  documents.TEXTS["recipes.md"], flags=re.MULTILINE)
+LOSSES = re.findall(r"^\| (\d+) \| (\d\.\d{5}) \| (\d\.\d{5}) \|$",
+                    documents.TEXTS["recipes.md"], flags=re.MULTILINE)
+
+
+def _minutes(text: str) -> float:
+  """'1 h 23' or '25 min' or '8'."""
+  hours, minutes = re.fullmatch(r"(?:(\d+) h )?(\d+)(?: min)?", text).groups()
+  return 60 * int(hours or 0) + int(minutes)
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("configs, attention, num_params, flops, times", ROWS)
+def test_the_table_is_what_the_planner_says(configs, attention, num_params, flops, times):
+  names = re.findall(r"`(\w+)`", configs)
+  assert names
+  for name in names:
+    config = importlib.import_module(f"configs.{name}").get_config()
+    config = freeze(config, common.CONFIG_CLASSES[config.experiment])
+    plan = plan_run(config, attention, jax.devices()[:1])
+    assert plan.num_params == int(num_params.replace(",", ""))
+    assert f"{plan.flops_per_step * plan.num_steps:.2e}" == flops.replace("e", "e+")
+    seconds = plan.step_seconds(KINDS["a100_80gb"], 8)
+    for text, expected in zip(times.split(" to "), seconds, strict=True):
+      assert _minutes(text) == pytest.approx(expected * plan.num_steps / 60, abs=0.6)
+
+
+def test_the_table_covers_every_experiment_that_trains():
+  assert len(ROWS) > 10 and MFU_RANGE == (0.15, 0.5)
+  assert {name for configs, *_ in ROWS for name in re.findall(r"`(\w+)`", configs)} == {
+      "mix", "enwik8", "text8", "cifar10", "cifar100", "wmt14", "commongen", "vit_s16"}
+
+
+def test_the_first_losses_are_the_published_ones():
+  curve = (documents.ROOT / "results/mix_cpu/first_100_steps.csv").read_text(encoding="utf-8")
+  assert len(LOSSES) == 4 and {",".join(row) for row in LOSSES} <= set(curve.splitlines())

@@ -32,6 +32,7 @@ class Checkpointer:
 
   Attributes:
     scores: `step -> validation metric`, filled in by the loop; lower is better.
+    restored_beside: what `save` was given beside the state of the checkpoint restored last.
   """
 
   def __init__(self, directory: Path, config: CheckpointConfig, targets: TrainState,
@@ -46,6 +47,7 @@ class Checkpointer:
       note: prints one line.
     """
     self.scores: dict[int, float] = {}
+    self.restored_beside: dict[str, Any] = {}
     self._directory = directory
     self._config = config
     self._targets = targets
@@ -63,14 +65,19 @@ class Checkpointer:
     """The steps that have a checkpoint, ascending."""
     return sorted(self._manager.all_steps())
 
-  def save(self, step: int, state: TrainState) -> None:
+  def save(self, step: int, state: TrainState, **beside: Any) -> None:
     """Starts writing a checkpoint; an error of the previous write is raised here.
+
+    Args:
+      step: the number of updates.
+      state: after them.
+      **beside: JSON values to keep with it.
 
     Raises:
       CheckpointError: a write failed, for example on a full disk; older checkpoints are intact.
     """
     self._check_space(step, state)
-    meta = {"step": step, "checksums": self._named_checksums(state)}
+    meta = {"step": step, "checksums": self._named_checksums(state), "beside": beside}
     try:
       self._manager.check_for_errors()
       self._manager.save(step, args=ocp.args.Composite(
@@ -123,11 +130,13 @@ class Checkpointer:
           state=ocp.args.StandardRestore(self._targets), meta=ocp.args.JsonRestore()))
       state, expected, saved_step = (restored.state, restored.meta["checksums"],
                                      restored.meta["step"])
+      beside = dict(restored.meta.get("beside", {}))  # which early versions lack
     except Exception as error:
       raise CheckpointError(f"checkpoint {path} is unreadable ({one_line(error)})") from error
     if saved_step != step:
       raise CheckpointError(f"checkpoint {path} is that of step {saved_step}, renamed")
     self._compare(path, state, expected)
+    self.restored_beside = beside
     return state
 
   def read_back(self, step: int, state: TrainState) -> None:
@@ -221,14 +230,16 @@ def _checksum(leaf: jax.Array) -> jax.Array:
 def _silence_orbax_threads() -> None:
   """Every error of Orbax's threads is raised by `save`, `wait` or `restore` and told in one line.
 
-  So neither its logged tracebacks are needed, nor those of storage callbacks that find the event
-  loop of a failed operation closed.
+  So neither its logged tracebacks are needed, nor those of the other coroutines of an operation that
+  failed, nor of storage callbacks that find its event loop closed.
   """
   logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
   previous = sys.unraisablehook
 
   def hook(unraisable):
-    if str(unraisable.exc_value) != "Event loop is closed":
+    code = getattr(unraisable.object, "cr_code", None)
+    if str(unraisable.exc_value) != "Event loop is closed" and not (
+        code is not None and "orbax" in code.co_filename):
       previous(unraisable)
 
   sys.unraisablehook = hook

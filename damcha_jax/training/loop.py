@@ -144,9 +144,12 @@ class _Run:
     self.writer = MetricsWriter(path / "metrics.jsonl", self.step, self.directory.is_primary,
                                 tensorboard, needed={"validation": self.task.selection_metric,
                                                      "train": "train_seconds"})
+    lost = "; their scores are lost, and the best checkpoint is chosen among those that are left"
     if self.saved_step > 0 and not self.writer.records:
-      self.progress.note(f"{path / 'metrics.jsonl'} has no record of these steps: their scores are "
-                         "lost, and the best checkpoint is chosen among later ones")
+      self.progress.note(f"{path / 'metrics.jsonl'} has no record of these steps{lost}")
+    elif self.saved_step >= 0 and not self.writer.begins_with(**self.checkpointer.restored_beside):
+      self.progress.note(f"{path / 'metrics.jsonl'} lacks records that it had at step "
+                         f"{self.saved_step}, or they were changed{lost}")
     for record in self.writer.records:
       if record["split"] == "validation":
         self.checkpointer.scores[record["step"]] = record[self.task.selection_metric]
@@ -239,7 +242,7 @@ class _Run:
     if (due or stop) and self.step > self.saved_step:
       self._report()
       self.meter.pause()
-      self.checkpointer.save(self.step, self.state)
+      self.checkpointer.save(self.step, self.state, **self.writer.fingerprint())
       self.saved_step = self.step
       self.meter.resume()
     if stop:
@@ -314,7 +317,7 @@ class _Run:
         "final": {"step": self.step, "metrics": self._metrics_at(self.step)},
         "best": {"step": best_step, "metrics": self._metrics_at(best_step)},
     }
-    self.directory.write_json("result.json", result)
+    self.directory.write_json("result.json", result, sealed=True)
     held_out = test or {"validation": result["best"]["metrics"]["validation"]}
     self.progress.note(f"step {best_step} (best): " + ", ".join(
         f"{split} {metrics[self.task.selection_metric]:.4f}" for split, metrics in held_out.items())

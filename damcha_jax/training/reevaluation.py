@@ -55,7 +55,7 @@ def reevaluate(task: Task, config: DecoderConfig, trained: Path, directory: Path
     result["best"] = {"step": step, "metrics": {
         split: task.metrics_of(totals) for split, totals in sums.items()}}
     del result["final"]
-    workdir.write_json("result.json", result)
+    workdir.write_json("result.json", result, sealed=True)
     return result
 
 
@@ -76,5 +76,5 @@ def drift_of_blocks(task: Task, config: DecoderConfig, trained: Path, seed: int,
   _, last = restore_params(trained, one_device_targets(task.init_params), "last",
                            task.selection_metric, note)
   drift = block_drift(initial, stored_blocks(last))
-  workdir.write_json("drift.json", drift)
+  workdir.write_json("drift.json", drift, sealed=True)
   return drift

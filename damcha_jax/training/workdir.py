@@ -13,6 +13,7 @@ from pathlib import Path
 import platform
 import subprocess
 from typing import Any, Optional
+import zlib
 
 import jax
 
@@ -21,6 +22,7 @@ from damcha_jax.errors import WorkdirError
 
 # A summary over several runs may gain attentions and seeds; one run has exactly one of each.
 _KEYS_OF_THE_SUITE = ("attentions", "seeds")
+_SEAL = "crc32"
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 _JAX_FLAGS = ("jax_threefry_partitionable", "jax_default_prng_impl", "jax_enable_x64",
               "jax_default_matmul_precision")
@@ -98,7 +100,8 @@ class Workdir:
     """The contents of a JSON file in the directory, or None where there is none.
 
     Raises:
-      WorkdirError: it cannot be read, is not a JSON object, or lacks one of `keys`.
+      WorkdirError: it cannot be read, is not a JSON object, lacks one of `keys`, or was sealed and
+        is no longer what was written.
     """
     path = self.path / name
     try:
@@ -114,11 +117,21 @@ class Workdir:
     for key in keys:
       if key not in value:
         raise WorkdirError(f"{path} has no '{key}'; remove it or choose another workdir")
+    if value.pop(_SEAL, None) not in (None, checksum(value)):
+      raise WorkdirError(f"{path} was changed after it was written; remove it, and the same command "
+                         "makes it again")
     return value
 
-  def write_json(self, name: str, value: Any) -> None:
+  def write_json(self, name: str, value: Any, sealed: bool = False) -> None:
+    """Replaces a file; `sealed`: with a checksum, which `read_json` compares."""
     if self.is_primary:
-      write_atomically(self.path / name, json.dumps(value, indent=2) + "\n")
+      contents = {**value, _SEAL: checksum(value)} if sealed else value
+      write_atomically(self.path / name, json.dumps(contents, indent=2) + "\n")
+
+
+def checksum(value: Any) -> int:
+  """The CRC-32 of a value as JSON."""
+  return zlib.crc32(json.dumps(value).encode())
 
 
 def _description(config: Any, name: str, seed: int) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from typing import Any, Optional, TextIO
 
 from damcha_jax.config import ConfigError
 from damcha_jax.errors import WorkdirError
-from damcha_jax.training.workdir import is_number, read_text, write_atomically, writing
+from damcha_jax.training.workdir import (checksum, is_number, read_text, write_atomically,
+                                         writing)
 
 Record = dict[str, Any]
 
@@ -69,6 +70,15 @@ class MetricsWriter:
       for key, value in record.items():
         if key not in ("step", "split") and value is not None:
           self._tensorboard.add_scalar(f"{record['split']}/{key}", value, record["step"])
+
+  def fingerprint(self) -> dict[str, int]:
+    """What tells, with a checkpoint, that the records up to now are those of today."""
+    return {"num_records": len(self.records), "records_crc32": checksum(self.records)}
+
+  def begins_with(self, num_records: Optional[int] = None,
+                  records_crc32: Optional[int] = None) -> bool:
+    """Whether the records begin with those of a `fingerprint`; of none, as in old files, always."""
+    return num_records is None or checksum(self.records[:num_records]) == records_crc32
 
   def close(self) -> None:
     if self._tensorboard is not None:

@@ -1,7 +1,6 @@
 """A trained run evaluated with other blocks, and how far its blocks moved."""
 
 import dataclasses
-import json
 
 from lm_run import tiny_language_model, write_corpus
 import pytest
@@ -10,6 +9,7 @@ from damcha_jax.errors import WorkdirError
 from damcha_jax.training import loop
 from damcha_jax.training.language_model import language_model_task
 from damcha_jax.training.reevaluation import drift_of_blocks, reevaluate
+from damcha_jax.training.workdir import Workdir
 
 
 def _ignore(line):
@@ -43,7 +43,7 @@ def test_a_run_is_reevaluated_with_the_blocks_that_are_left(tmp_path):
   nats = [one["best"]["metrics"]["test"]["nats_per_token"] for one in (same, diagonal)]
   assert abs(nats[1] - nats[0]) > 1e-4
   assert diagonal["num_params"] == result["num_params"] and "final" not in diagonal
-  assert json.loads((directory / "result.json").read_text()) == diagonal
+  assert Workdir(directory).read_json("result.json") == diagonal
   with pytest.raises(WorkdirError, match="block_ablation_eval='diagonal', not 'full'"):
     reevaluate(task, config, trained, directory, 0, _ignore)
 

@@ -17,6 +17,7 @@ from damcha_jax.config import ConfigError, MeshConfig
 from damcha_jax.errors import Interrupted, NonFiniteError, WorkdirError
 from damcha_jax.training import loop
 from damcha_jax.training.signals import StopRequest
+from damcha_jax.training.workdir import Workdir
 from tiny_task import TinyConfig, tiny_task
 
 
@@ -44,7 +45,7 @@ def test_does_exactly_num_steps_updates_on_batches_in_order(finished):
 
 def test_records_and_result_agree(finished):
   task, _, workdir, result = finished
-  assert result == json.loads((workdir / "result.json").read_text())
+  assert result == Workdir(workdir).read_json("result.json")
   validation = {record["step"]: record["nats_per_token"]
                 for record in records(workdir, "validation")}
   assert list(validation) == [4, 8]
@@ -74,11 +75,31 @@ def test_what_belongs_to_no_known_configuration_or_lost_its_record_is_told(tmp_p
   assert not (tmp_path / "config.json").exists()
 
 
+def test_records_that_are_not_those_of_the_checkpoint_are_told(tmp_path, capsys):
+  config = TinyConfig(num_steps=4)
+  loop.train(tiny_task(), config, tmp_path, seed=0)
+  path, whole = tmp_path / "metrics.jsonl", (tmp_path / "metrics.jsonl").read_text()
+  lines = whole.splitlines(keepends=True)
+  changed = {"": False, "fewer": True, "another": True}
+  path.write_text(whole)
+  for what, told in changed.items():
+    (tmp_path / "result.json").unlink()
+    path.write_text({"": whole, "fewer": "".join(lines[:2]),
+                     "another": whole.replace('"loss": 2', '"loss": 3', 1)}[what])
+    loop.train(tiny_task(), config, tmp_path, seed=0)
+    assert ("lacks records that it had at step 4" in capsys.readouterr().err) == told
+
+
 def test_the_result_of_another_run_is_refused(tmp_path):
   config = TinyConfig(num_steps=4)
   loop.train(tiny_task(), config, tmp_path, seed=0)
   path = tmp_path / "result.json"
-  path.write_text(json.dumps({**json.loads(path.read_text()), "name": "other"}))
+  Workdir(tmp_path).write_json(path.name, {**json.loads(path.read_text()), "name": "other"})
+  with pytest.raises(WorkdirError, match="result.json was changed after it was written; remove it"):
+    loop.train(tiny_task(), config, tmp_path, seed=0)
+  result = {**json.loads(path.read_text()), "name": "other"}
+  del result["crc32"]
+  path.write_text(json.dumps(result))
   with pytest.raises(WorkdirError, match="has name='other', not 'tiny'"):
     loop.train(tiny_task(), config, tmp_path, seed=0)
 

@@ -13,6 +13,7 @@ import importlib.util
 import json
 from pathlib import Path
 import re
+import signal
 import sys
 from typing import Any, Optional
 
@@ -137,6 +138,8 @@ def _define_run(values: flags.FlagValues) -> Callable[[Path], Any]:
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
   """Turns a user's mistake into one line on stderr and its exit status."""
+  if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as during the imports
+    signal.signal(signal.SIGINT, signal.default_int_handler)
   try:
     with until_nobody_reads():
       yield
@@ -144,6 +147,9 @@ def user_errors() -> Iterator[None]:
     _fail(2, error)
   except UserError as error:
     _fail(error.exit_status, error)
+  except OSError as error:  # where no better message was prepared: long names, rights, full disks
+    _fail(1, f"{error.filename or 'a file'}: {error.strerror or error}; check its path, its "
+             "permissions and the free space")
   except KeyboardInterrupt:  # outside training, which answers the signal itself
     _fail(1, "interrupted; run the same command again to go on")
 
@@ -391,7 +397,7 @@ def kept(directory: Path, find: Callable[[], Iterable[Finding]], **given: Any) -
       note(f"working out {directory.name}")
       findings = [(dataclasses.asdict(one), paper) for one, paper in find()]
       result = {**given, "findings": findings}
-      workdir.write_json("result.json", result)
+      workdir.write_json("result.json", result, sealed=True)
   return [(Measurement(**one), paper) for one, paper in result["findings"]]
 
 

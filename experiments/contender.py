@@ -189,7 +189,7 @@ def _build(config: EfficiencyConfig, shape: ShapeConfig, attention: str) -> tupl
   stack = make_stack(config, shape, attention)
   try:
     return stack, complexity.param_shapes(stack, _input_shape(shape, 1))
-  except ValueError as error:  # what an attention notices only when it sees its inputs
+  except (OverflowError, ValueError) as error:  # what an attention notices only when it sees its inputs
     raise ConfigError(str(error)) from error
 
 

@@ -65,7 +65,7 @@ class Decoder:
     self.task = self._task()
     try:
       self.params = nn.unbox(jax.eval_shape(self.task.init_params, jax.random.key(0)))
-    except ValueError as error:  # what a model notices only when it sees its inputs
+    except (OverflowError, ValueError) as error:  # what a model notices only when it sees its inputs
       raise ConfigError(str(error)) from error
 
   def model(self, decode: bool = False) -> nn.Module:

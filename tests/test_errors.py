@@ -1,6 +1,8 @@
 """How command lines end when something is wrong, or when nobody reads on."""
 
+import os
 from pathlib import Path
+import signal
 import subprocess
 import sys
 
@@ -18,6 +20,14 @@ def test_output_that_nobody_reads_ends_the_program_quietly(end, status):
     process.stdout.close()
     assert process.stderr.read() == b""
   assert process.returncode == status
+
+
+def test_an_interrupt_while_python_imports_ends_the_program_quietly(tmp_path):
+  (tmp_path / "jax.py").write_text(
+      "import signal, time\nsignal.raise_signal(signal.SIGINT)\ntime.sleep(60)\n")
+  done = subprocess.run([sys.executable, "-m", "experiments.gpt2_enwik8"], cwd=ROOT, check=False,
+                        env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True)
+  assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
 
 
 def test_every_command_of_the_library_may_be_cut_short():

@@ -202,6 +202,7 @@ def _assert_names_what_is_damaged(capsys, workdir, arguments):
       "--config.logical_rules=()"), 2, "logical"),
     (("--config=configs/mix.py", "--config.data.data_dir=nowhere"), 1, "enwik8"),
     (("--config=configs/mix.py:smoke", "--config.dataset=./missing.txt"), 1, "missing.txt"),
+    (("--config=configs/mix.py:smoke", "--config.dataset=./" + "x" * 300), 1, "File name too long"),
 ])
 def test_a_mistake_is_one_line_and_writes_nothing(capsys, tmp_path, arguments, status, message):
   workdir = tmp_path / "run"

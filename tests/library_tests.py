@@ -39,7 +39,8 @@ def _helpers() -> list[Path]:
 
 
 def _fixtures(folder: Path) -> list[Path]:
-  return [path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
+  return [path for path in folder.rglob("*")
+          if path.is_file() and path.suffix not in (".py", ".pyc")]
 
 
 @functools.cache

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from pathlib import Path
 import shutil
 from typing import Any, NamedTuple, Optional
-import zipfile
 
 import numpy as np
 
@@ -104,7 +103,7 @@ def sample_images(config: ImageGenerationConfig, attention: str, seed: int, dire
 def read_samples(directory: Path) -> Optional[ImageSamples]:
   """What was drawn of a run, or None if it was not, or not all."""
   arrays = _read(directory / FILE)
-  if arrays is None:
+  if arrays is None or set(arrays) != set(ImageSamples._fields):
     return None
   numbers = {name: int(arrays[name]) for name in ("step", "num_given_rows")}
   return ImageSamples(**{**arrays, **numbers})
@@ -138,9 +137,9 @@ class _Parts:
 def _read(path: Path) -> Optional[dict[str, np.ndarray]]:
   """The arrays of a file, unless it is absent or torn."""
   try:
-    with open(path, "rb") as file, np.load(file) as archive:
+    with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
       return {name: archive[name] for name in archive}
-  except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+  except Exception:  # pylint: disable=broad-except; missing, or damaged in any way
     return None
 
 

@@ -35,6 +35,9 @@ FILE = "outputs.jsonl"
 PARTIAL = "outputs.partial.jsonl"
 SPLIT = "test"
 Record = dict[str, Any]
+_KINDS = {"index": (int,), "source": (str,), "references": (list,), "output": (str,),
+          "log_likelihood": (float,), "num_tokens": (int,), "nll": (float,), "nll_tokens": (int,),
+          "step": (int,)}
 
 
 def generate_texts(config: TextGenerationConfig, attention: str, seed: int, directory: Path,
@@ -55,11 +58,13 @@ def generate_texts(config: TextGenerationConfig, attention: str, seed: int, dire
     CheckpointError: no checkpoint is readable.
     WorkdirError: the outputs cannot be written.
   """
-  kept = read_outputs(directory)
+  kept, rows = read_outputs(directory), eval_rows(config, texts, SPLIT)
   if kept is not None:
+    if [record["index"] for record in kept] != rows.kept.tolist():
+      raise _damaged(directory / FILE, "it does not hold the examples of the test split")
     return kept
   model, step, params = restore_decoder(trained or directory, config, attention, "best", note)
-  rule, rows = config.sampling, eval_rows(config, texts, SPLIT)
+  rule = config.sampling
   decoder = TextDecoder(
       Sampler(model, rule.temperature, rule.top_k, rule.top_p), EOS,
       config.data.max_target_tokens + 1, rule.num_beams, rule.length_penalty)
@@ -92,10 +97,21 @@ def read_outputs(directory: Path) -> Optional[list[Record]]:
     return None
   try:
     # Not splitlines, which also ends a line at characters that texts may have.
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
-  except (OSError, ValueError) as error:
-    raise WorkdirError(f"{path} cannot be read: {error}; delete it, and the same command makes it "
-                       "again") from error
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+  except (OSError, RecursionError, ValueError) as error:
+    raise _damaged(path, error) from error
+  if not records:
+    raise _damaged(path, "it is empty")
+  for number, record in enumerate(records, start=1):
+    if not (isinstance(record, dict) and all(type(record.get(key)) in kinds
+                                             for key, kinds in _KINDS.items())):
+      raise _damaged(path, f"line {number} is no record")
+  return records
+
+
+def _damaged(path: Path, why: Any) -> WorkdirError:
+  return WorkdirError(f"{path} cannot be read: {why}; delete it, and the same command makes it "
+                      "again")
 
 
 def generated(records: Sequence[Record], languages: tuple[str, str]) -> GeneratedTexts:
@@ -135,11 +151,12 @@ class _Made:
   def __init__(self, path: Path, step: int):
     self._path, self._step = path, step
     self.records: dict[int, Record] = {}
-    lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
-    for line in lines[:-1]:
-      number, of_step, record = json.loads(line)
-      if of_step == step:
-        self.records[number] = record
+    try:
+      lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+      self.records = {number: record for number, of_step, record in map(json.loads, lines)
+                      if of_step == step}
+    except (OSError, RecursionError, TypeError, ValueError):  # none yet, or damaged: made again
+      pass
 
   def has(self, numbers: Sequence[int]) -> bool:
     return all(number in self.records for number in numbers)

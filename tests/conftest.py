@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+from collections import Counter
+from collections.abc import Callable
 import os
 import shutil
 import tempfile
@@ -26,3 +28,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
       help="folder whose .npz files tests/golden checks, subfolders included;"
       " default: tests/golden/fixtures",
   )
+
+
+@pytest.fixture(name="fault")
+def _fault(record_property: Callable[[str, object], None]) -> Callable[[str, str], None]:
+  """`fault(kind, outcome)` counts an injected fault in the table that ends the tests' output."""
+  return lambda kind, outcome: record_property("fault", (kind, outcome))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+  kinds: dict[str, Counter[str]] = {}
+  for report in terminalreporter.getreports("passed"):
+    for name, value in report.user_properties:
+      if name == "fault" and report.when == "call":
+        kind, outcome = value
+        kinds.setdefault(kind, Counter())[outcome] += 1
+  if kinds:
+    terminalreporter.section(f"{sum(map(Counter.total, kinds.values()))} faults injected")
+  for kind, outcomes in sorted(kinds.items()):
+    what = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.most_common())
+    terminalreporter.write_line(f"{kind:46} {outcomes.total():4}  {what}")

@@ -131,6 +131,13 @@ def tiny_task(batch_size: int = 8, on_batch: Callable[[int, dict], None] | None 
 
 def run_script(script: Path, *arguments: Any, num_devices: int = 1) -> subprocess.CompletedProcess:
   """Runs a test script in a new process with the package under test and forced CPU devices."""
+  with start_script(script, *arguments, num_devices=num_devices) as process:
+    output, errors = process.communicate(timeout=600)
+  return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def start_script(script: Path, *arguments: Any, num_devices: int = 1) -> subprocess.Popen[str]:
+  """As `run_script`, and does not wait for its end."""
   paths = [Path(damcha_jax.__file__).parents[1], Path(__file__).parents[1], Path(__file__).parent]
   environment = {
       **os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "JAX_PLATFORMS": "cpu",
@@ -138,9 +145,8 @@ def run_script(script: Path, *arguments: Any, num_devices: int = 1) -> subproces
       "XLA_FLAGS": os.environ["XLA_FLAGS"]
                    + f" --xla_force_host_platform_device_count={num_devices}"
                    " --xla_cpu_collective_call_terminate_timeout_seconds=600"}
-  command = [sys.executable, str(script), *map(str, arguments)]
-  return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600,
-                        check=False)
+  return subprocess.Popen([sys.executable, str(script), *map(str, arguments)], env=environment,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def assert_trees_equal(actual: Any, expected: Any) -> None:

@@ -5,11 +5,11 @@ Axes: N images, P pixels, H height, W width, K = 256 colours.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 
+from damcha_jax.data.arrays import kept_arrays
 from damcha_jax.errors import DataError
 
 NUM_COLOURS = 256
@@ -20,26 +20,21 @@ _AT_ONCE = 1 << 14  # pixels compared with every colour at a time
 
 
 def cached_palette(data_dir: str, name: str, images: np.ndarray) -> np.ndarray:
-  """`fit` of the training images, kept in `<data_dir>/palettes/<name>.npy` for the next time.
+  """`fit` of the training images, kept in `<data_dir>/palettes/<name>-*.npy` for the next time.
 
   Every run on a data set has to take the same colours, or its tokens would mean something else.
 
   Raises:
-    DataError: the file is damaged, or cannot be written.
+    DataError: the files are damaged, or cannot be written.
   """
-  path = Path(data_dir).expanduser() / "palettes" / f"{name}.npy"
+  path = Path(data_dir).expanduser() / "palettes" / name
   try:
-    if not path.exists():
-      path.parent.mkdir(parents=True, exist_ok=True)
-      partial = path.with_name(f".{path.name}.{os.getpid()}.npy")
-      np.save(partial, fit(images))
-      os.replace(partial, path)
-    palette = np.load(path, allow_pickle=False)
-  except (OSError, ValueError, EOFError) as error:
-    raise DataError(f"the palette {path} cannot be read or written ({error}); delete it, or choose "
-                    "another data.data_dir") from error
+    (palette,) = kept_arrays(path, ("colours",), lambda: [fit(images)])
+  except (OSError, ValueError) as error:
+    raise DataError(f"the palette {path}-*.npy cannot be read or written ({error}); delete it, or "
+                    "choose another data.data_dir") from error
   if palette.shape != (NUM_COLOURS, 3) or palette.dtype != np.uint8:
-    raise DataError(f"the palette {path} holds {palette.dtype}{list(palette.shape)}, not uint8"
+    raise DataError(f"the palette {path}-*.npy holds {palette.dtype}{list(palette.shape)}, not uint8"
                     f"[{NUM_COLOURS}, 3]; delete it")
   return palette
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from damcha_jax.data import corpora
+from damcha_jax.data.arrays import map_array
 from damcha_jax.errors import DataError
 
 FORMAT = 1
@@ -41,13 +42,13 @@ def load_prepared(name: str, data_dir: str | Path) -> dict[str, np.ndarray]:
     path = folder / f"{split}.npy"
     expected = metadata["splits"][split]["num_bytes"]
     try:
-      array = np.load(path, mmap_mode="r", allow_pickle=False)
+      array = map_array(path)
     except (OSError, ValueError) as error:
       raise _damaged(name, data_dir, f"{path} cannot be read: {error}") from error
     if array.dtype != np.uint8 or array.shape != (expected,):
       raise _damaged(name, data_dir,
                      f"{path} holds {array.dtype}{list(array.shape)}, not uint8[{expected}]")
-    splits[split] = array.view(np.ndarray)
+    splits[split] = array
   return splits
 
 

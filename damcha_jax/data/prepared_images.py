@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from damcha_jax.data import image_sets
+from damcha_jax.data.arrays import map_array
 from damcha_jax.data.image_sets import IMAGE_SIZE, Labelled
 from damcha_jax.data.prepared import write_folder
 from damcha_jax.errors import DataError
@@ -56,13 +57,13 @@ def load_images(name: str, data_dir: str | Path) -> dict[str, Labelled]:
 def _load(name: str, data_dir: str | Path, file: str, shape: tuple[int, ...]) -> np.ndarray:
   path = prepared_dir(name, data_dir) / f"{file}.npy"
   try:
-    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    array = map_array(path)
   except (OSError, ValueError) as error:
     raise _damaged(name, data_dir, f"{path} cannot be read: {error}") from error
   if array.dtype != np.uint8 or array.shape != shape:
     raise _damaged(name, data_dir,
                    f"{path} holds {array.dtype}{list(array.shape)}, not uint8{list(shape)}")
-  return array.view(np.ndarray)
+  return array
 
 
 def read_metadata(name: str, data_dir: str | Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple, Optional
 import numpy as np
 
 from damcha_jax.config import ConfigError
+from damcha_jax.data.arrays import kept_arrays
 from damcha_jax.data.text_pairs import Example
 from damcha_jax.data.tokenizers import BOS, EOS, SEP, Tokenizer
 from damcha_jax.errors import DataError
@@ -84,19 +85,15 @@ def each_reference(examples: Iterable[Example]) -> Iterator[Example]:
 
 
 def cached(path: Optional[Path], make: Callable[[], Encoded]) -> Encoded:
-  """`make()`, or what it made before, mapped into memory from `path`-*.npy."""
+  """`make()`, or what it made before, mapped into memory from `path`-*.npy.
+
+  Raises:
+    DataError: the files cannot be read or written, or are no longer what was written.
+  """
   if path is None:
     return make()
-  files = [path.with_name(f"{path.name}-{name}.npy") for name in ("ids", "ends")]
   try:
-    if not all(file.is_file() for file in files):
-      path.parent.mkdir(parents=True, exist_ok=True)
-      for file, array in zip(files, make()):
-        partial = file.with_name(f"{file.name}.partial")
-        with open(partial, "wb") as out:
-          np.save(out, array)
-        partial.replace(file)
-    return Encoded(*(np.load(file, mmap_mode="r").view(np.ndarray) for file in files))
+    return Encoded(*kept_arrays(path, ("ids", "ends"), make))
   except (OSError, ValueError) as error:
     raise DataError(f"the encoded texts {path}-*.npy cannot be kept: {error}; delete them, or "
                     "choose another data.data_dir") from error

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 import hashlib
 from pathlib import Path
 from typing import Optional, Protocol
+import zlib
 
 from damcha_jax.data.debian import write
 from damcha_jax.errors import DataError
@@ -114,18 +115,25 @@ def load_tokenizer(kind: str, texts: Iterable[str], content_hash: str, vocab_siz
   path = cache_dir and cache_dir / f"bpe-{content_hash[:16]}-{vocab_size}.json"
   if path and path.is_file():
     try:
-      return BpeTokenizer(path.read_text(encoding="utf-8"))
+      description, _, checksum = path.read_text(encoding="utf-8").partition("\n")
+      if checksum != _checksum(description):
+        raise DataError("it was changed after it was written")
+      return BpeTokenizer(description)
     except (DataError, OSError, UnicodeDecodeError) as error:
       raise DataError(f"the tokenizer {path} cannot be read ({error}); delete the file, and it is "
                       "trained again") from error
   description = train_bpe(texts, vocab_size)
   if path:
     try:
-      write(path, description.encode())
+      write(path, f"{description}\n{_checksum(description)}".encode())
     except OSError as error:
       raise DataError(f"cannot write the tokenizer {path}: {error.strerror}; choose another "
                       "data.data_dir") from error
   return BpeTokenizer(description)
+
+
+def _checksum(description: str) -> str:
+  return f"crc32 {zlib.crc32(description.encode())}"
 
 
 def _library():

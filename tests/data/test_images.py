@@ -113,8 +113,8 @@ def test_a_palette_is_fitted_once_and_kept(tmp_path):
   assert error(fitted) < 0.8 * error(spread)
   assert np.array_equal(palette.cached_palette(str(tmp_path), "x", pixels), fitted)
   assert np.array_equal(palette.cached_palette(str(tmp_path), "x", pixels[:1]), fitted)  # kept
-  (tmp_path / "palettes" / "x.npy").write_bytes(b"\x93NUMPY")
-  with pytest.raises(DataError, match="palette .*x.npy cannot be read.*delete it"):
+  (tmp_path / "palettes" / "x-colours.npy").write_bytes(b"\x93NUMPY")
+  with pytest.raises(DataError, match="palette .*x-.*npy cannot be read.*delete it"):
     palette.cached_palette(str(tmp_path), "x", pixels)
 
 

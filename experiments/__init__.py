@@ -3,7 +3,7 @@
 import signal
 import sys
 
-# While `python -m experiments.NAME` still imports, nothing has begun that Ctrl-C could spoil, and the
-# traceback of a half-imported package tells nothing. `common.user_errors` answers it from then on.
+# While `python -m experiments.NAME` still imports, nothing has begun that Ctrl-C could spoil, and
+# the traceback of a half-imported package tells nothing. `common.user_errors` answers it later.
 if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
   signal.signal(signal.SIGINT, signal.SIG_DFL)

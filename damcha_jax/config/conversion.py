@@ -87,4 +87,6 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
     return float(value)
   if type(value) is not hint:  # `is`: a bool is an int to isinstance
     raise ConfigError(f"config key '{name}' must be {hint.__name__}, not {value!r}")
+  if hint is int and abs(value) > 2**63:
+    raise ConfigError(f"config key '{name}' is {value}; no number reaches beyond 2^63")
   return value

@@ -9,7 +9,7 @@ from typing import Literal, Optional
 from damcha_jax.config.conversion import ConfigError
 from damcha_jax.config.sections import (AuthorsConfig, ColmhaConfig, DamchaConfig, DcmhaConfig,
                                         MmaConfig, ModelConfig, MoaConfig, OptimizerConfig,
-                                        ThaConfig)
+                                        ThaConfig, check_num_layers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +140,7 @@ def _check_sizes(sizes: dict[str, int], key: str) -> None:
   for name, size in sizes.items():
     if size < 1:
       raise ConfigError(f"config key '{key}' has {name}={size}; it must be positive")
+  check_num_layers(key, sizes["num_layers"])
   if sizes["features"] % sizes["num_heads"]:
     raise ConfigError(f"config key '{key}' has num_heads={sizes['num_heads']}, which does not "
                       f"divide features={sizes['features']}; choose a number of heads that does")
@@ -151,6 +152,7 @@ def _check_scaling(scaling: ScalingConfig) -> None:
     if not 1 < len(values) == len(set(values)) or min(values) < 1:
       raise ConfigError(f"config key 'scaling.{name}' must hold at least two positive sizes, each "
                         f"once, not {values}")
+  check_num_layers("scaling.num_layers", max(scaling.num_layers))
   pairs = itertools.product((*scaling.features, scaling.shape.features),
                             (*scaling.num_heads, scaling.shape.num_heads))
   if any(features % heads for features, heads in pairs):

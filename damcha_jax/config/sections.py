@@ -9,6 +9,14 @@ from typing import Literal, Optional
 from damcha_jax.config.conversion import require
 
 
+MAX_LAYERS = 10_000  # each is built, one after the other
+
+
+def check_num_layers(key: str, num_layers: int) -> None:
+  require(num_layers <= MAX_LAYERS,
+          f"config key '{key}' has num_layers={num_layers}; it must be at most {MAX_LAYERS}")
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
   """Transformer decoder: N layers, H heads, width D, feed-forward width F, V symbols."""

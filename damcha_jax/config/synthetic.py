@@ -8,7 +8,8 @@ from typing import Any, Literal
 from damcha_jax.config.conversion import require
 from damcha_jax.config.sections import (AuthorsConfig, CheckpointConfig, ColmhaConfig, DamchaConfig,
                                         DcmhaConfig, EvaluationConfig, LoggingConfig, MeshConfig,
-                                        MmaConfig, MoaConfig, OptimizerConfig, ThaConfig)
+                                        MmaConfig, MoaConfig, OptimizerConfig, ThaConfig,
+                                        check_num_layers)
 
 TASKS = ("classification", "retrieval")
 
@@ -114,6 +115,7 @@ class SyntheticConfig:
                    for name in ("num_items", "num_queries", "num_classes", "separation")}}
     for name, value in positive.items():
       require(value > 0, f"config key '{name}' is {value}; it must be positive")
+    check_num_layers("model", model.num_layers)
 
   @property
   def task_names(self) -> tuple[str, ...]:

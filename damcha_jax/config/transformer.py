@@ -11,7 +11,7 @@ from damcha_jax.config.conversion import require
 from damcha_jax.config.sections import (AuthorsConfig, CheckpointConfig, ColmhaConfig, DamchaConfig,
                                         DcmhaConfig, EvaluationConfig, LoggingConfig, MeshConfig,
                                         MmaConfig, MoaConfig, ModelConfig, OptimizerConfig,
-                                        ThaConfig, VisionModelConfig)
+                                        ThaConfig, VisionModelConfig, check_num_layers)
 
 _POSITIVE = ("model.num_layers", "model.num_heads", "model.features", "model.mlp_features",
              "damcha.stride", "dcmha.rank", "authors.expert_factor", "authors.local_window")
@@ -67,6 +67,7 @@ def _check(config: TransformerConfig) -> None:
   model, damcha = config.model, config.damcha
   for name in _POSITIVE:
     require(operator.attrgetter(name)(config) > 0, f"config key '{name}' must be positive")
+  check_num_layers("model", model.num_layers)
   for name, values in (("attentions", config.attention_names), ("seeds", config.seeds)):
     require(len(set(values)) == len(values) > 0,
             f"config key '{name}' must name at least one entry and none twice, not {values}")

@@ -230,7 +230,7 @@ def _checksum(leaf: jax.Array) -> jax.Array:
 def _silence_orbax_threads() -> None:
   """Every error of Orbax's threads is raised by `save`, `wait` or `restore` and told in one line.
 
-  So neither its logged tracebacks are needed, nor those of the other coroutines of an operation that
+  So neither its logged tracebacks are needed, nor those of other coroutines of an operation that
   failed, nor of storage callbacks that find its event loop closed.
   """
   logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)

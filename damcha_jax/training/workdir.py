@@ -118,8 +118,8 @@ class Workdir:
       if key not in value:
         raise WorkdirError(f"{path} has no '{key}'; remove it or choose another workdir")
     if value.pop(_SEAL, None) not in (None, checksum(value)):
-      raise WorkdirError(f"{path} was changed after it was written; remove it, and the same command "
-                         "makes it again")
+      raise WorkdirError(f"{path} was changed after it was written; remove it, and the same "
+                         "command makes it again")
     return value
 
   def write_json(self, name: str, value: Any, sealed: bool = False) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
+import re
 from typing import Any, Literal
 
 from damcha_jax.config.conversion import require
@@ -71,6 +72,9 @@ def _check(config: TransformerConfig) -> None:
   for name, values in (("attentions", config.attention_names), ("seeds", config.seeds)):
     require(len(set(values)) == len(values) > 0,
             f"config key '{name}' must name at least one entry and none twice, not {values}")
+  for name in config.attention_names:  # which become those of folders
+    require(re.fullmatch(r"\w+", name) is not None,
+            f"config key 'attentions' must hold names, comma-separated, not {name!r}")
   require(config.dataset != "", "config key 'dataset' is empty; name a corpus or a text file")
   require(all(0 <= seed < 2**63 for seed in config.seeds),
           f"config key 'seeds' must hold numbers from 0 to 2^63 - 1, not {config.seeds}")

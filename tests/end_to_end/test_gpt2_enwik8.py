@@ -1,5 +1,6 @@
 """The GPT-2 experiment as a user runs it: killed, resumed, extended, misused."""
 
+import errno
 import itertools
 import json
 import os
@@ -141,6 +142,7 @@ def test_a_rerun_skips_what_is_complete_and_adds_seeds(capsys, tmp_path, text):
     file.write('{"step": 3')
   assert _run(capsys, *arguments, "--config.seeds=0,1")[0] == 0
 
+  _assert_a_disk_that_is_full_only_for_the_summary_leaves_the_old_one(capsys, tmp_path, arguments)
   status, _, errors = _run(capsys, *arguments, f"--workdir={tmp_path / 'mha' / 'seed0'}")
   assert status == 1 and "is that of a single run" in errors
   _assert_names_what_is_damaged(capsys, tmp_path, arguments)
@@ -150,6 +152,22 @@ def test_a_rerun_skips_what_is_complete_and_adds_seeds(capsys, tmp_path, text):
   assert status == 1 and "batch_size=8, not 16" in errors and errors.count("\n") == 1
   assert json.loads((tmp_path / "config.json").read_text())["seeds"] == [0, 1]
   assert json.loads((tmp_path / "summary.json").read_text())["rows"] == rows
+
+
+def _assert_a_disk_that_is_full_only_for_the_summary_leaves_the_old_one(capsys, workdir, arguments):
+  path, replace = workdir / "summary.json", os.replace
+
+  def full(source, target):
+    if Path(target) == path:
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    replace(source, target)
+  before = path.read_text()
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(os, "replace", full)
+    status, _, errors = _run(capsys, *arguments, "--config.seeds=0,1")
+  assert status == 1
+  assert errors.splitlines()[-1].startswith(f"error: cannot write {path}: No space left on device")
+  assert path.read_text() == before
 
 
 def _assert_names_what_is_damaged(capsys, workdir, arguments):

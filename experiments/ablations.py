@@ -27,6 +27,7 @@ from damcha_jax.training.text_generation import text_generation_task
 from damcha_jax.training.workdir import Workdir, write_atomically
 from experiments import common
 from experiments import image_generation
+from experiments import metrics
 from experiments import text_generation
 
 
@@ -93,7 +94,8 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
   cells = [cell for part in _cells(config, workdir).values() for cell in part]
   trained = [(cell, common.checked_tasks(cell.config, cell.family.make_task))
              for cell in cells if cell.inference == "full"]
-  weights = load_weights(config)
+  evaluated = metrics.latest(config, workdir)
+  weights = load_weights(evaluated)
   common.claim(Workdir(workdir), config, EXTENSIBLE)
   for cell, tasks in trained:
     common.train_tasks(cell.config, cell.directory, tasks)
@@ -106,7 +108,7 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
   for cell in cells:
     if cell.inference != "full":
       _reevaluate(cell)
-  return summarize(config, workdir, weights)
+  return summarize(evaluated, workdir, weights)
 
 
 def load_weights(config: AblationsConfig) -> dict[str, tuple[Any, str]]:

@@ -140,6 +140,8 @@ def user_errors() -> Iterator[None]:
   """Turns a user's mistake into one line on stderr and its exit status."""
   if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as during the imports
     signal.signal(signal.SIGINT, signal.default_int_handler)
+  if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # which would end it without a word
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
     with until_nobody_reads():
       yield

@@ -25,6 +25,7 @@ from damcha_jax.image_samples import ImageSamples, sample_images
 from damcha_jax.reporting import Measurement
 from damcha_jax.training.image_generation import image_generation_task
 from experiments import common
+from experiments import metrics
 
 UNITS = {"nats_per_token": "nats/token", "bits_per_token": "bits/token",
          "nats_per_image": "nats/image"}
@@ -57,11 +58,12 @@ NUM_SHOWN = 100
 def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]:
   """Trains, samples and evaluates every attention and seed; writes `summary.json`, `figures/`."""
   config = freeze(config, ImageGenerationConfig)
-  features = inception_features(config.metrics)
+  evaluated = metrics.latest(config, workdir)
+  features = inception_features(evaluated.metrics)
   if features[0] is None and common.is_primary():
     common.note(f"{features[1]}; rows that need them have no value")
   results = common.run_suite(config, workdir, image_generation_task)
-  return summarize(config, workdir, results, features) if common.is_primary() else []
+  return summarize(evaluated, workdir, results, features) if common.is_primary() else []
 
 
 def summarize(config: ImageGenerationConfig, workdir: Path, results: common.Results,

@@ -25,6 +25,7 @@ from damcha_jax.evaluation.text_quality import text_report
 from damcha_jax.reporting import Measurement
 from damcha_jax.training.text_generation import eval_rows, load_texts, text_generation_task
 from experiments import common
+from experiments import metrics
 
 UNITS = {"nats_per_token": "nats/token", "perplexity": "1"}
 # A sample stands beside the figure of what it stands in for, so the config's name decides. The
@@ -45,17 +46,17 @@ DISTRIBUTIONS = {
 # What is printed of all that `summary.json` holds.
 PRINTED = {*UNITS, *common.COSTS, "adaptivity", "nll_mean", "nll_summed_mean", "bleu", "chrf",
            "bartscore_mean", "bartscore_top50"}
-NUM_SHOWN = 3
 
 
 def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]:
   """Trains, decodes and evaluates every attention and seed; writes `summary.json`, `figures/`."""
   config = freeze(config, TextGenerationConfig)
-  scorer = bart_scorer(config.metrics)
+  evaluated = metrics.latest(config, workdir)
+  scorer = bart_scorer(evaluated.metrics)
   if scorer[0] is None and common.is_primary():
     common.note(f"{scorer[1]}; rows that need them have no value")
   results = common.run_suite(config, workdir, text_generation_task)
-  return summarize(config, workdir, results, scorer) if common.is_primary() else []
+  return summarize(evaluated, workdir, results, scorer) if common.is_primary() else []
 
 
 def summarize(config: TextGenerationConfig, workdir: Path, results: common.Results,
@@ -69,7 +70,7 @@ def summarize(config: TextGenerationConfig, workdir: Path, results: common.Resul
     results: of training, or of that evaluation.
     scorer: from `bart_scorer`.
     trained_in: the workdir of the runs, where it is another.
-    show: whether to print some texts and the table.
+    show: whether to print a text of each attention, what was left out, and the table.
   """
   trained_in = trained_in or workdir
   texts = load_texts(config)
@@ -79,6 +80,8 @@ def summarize(config: TextGenerationConfig, workdir: Path, results: common.Resul
       common.run_dir(trained_in, attention, seed))
              for attention, seed in results}
   too_long = eval_rows(config, texts, text_samples.SPLIT).note
+  if show and too_long:
+    common.note(f"{published_split(config.dataset, text_samples.SPLIT)[0]} split: {too_long}")
   measurements = [*common.trained(config, results, UNITS),
                   *evaluate(config, workdir, outputs, *scorer, too_long)]
   paper = json.loads(common.PAPER.read_text(encoding="utf-8"))["table1"]
@@ -143,9 +146,13 @@ def comparable(config: TextGenerationConfig) -> bool:
 
 
 def _show(outputs: dict[tuple[str, int], list[text_samples.Record]]) -> None:
+  """The first example, and what each attention made of it with the first seed."""
+  first = next(iter(outputs.values()))[0]
+  texts = {"source": first["source"], "reference": first["references"][0]}
   for (attention, seed), records in outputs.items():
-    for record in records[:NUM_SHOWN]:
-      print(f"--- {attention}, seed {seed}: {record['source']}\n    {_visible(record['output'])}")
+    texts.setdefault(f"output of {attention}", records[0]["output"] or "(empty)")
+  for label, text in texts.items():
+    print(f"{label}: {_visible(text)}")
   print()
 
 

@@ -16,7 +16,7 @@ from random_weights import random_tensors
 from damcha_jax import text_samples
 from damcha_jax.attention import ATTENTIONS
 from damcha_jax.data.text_pairs import Example, encode
-from damcha_jax.errors import WorkdirError
+from damcha_jax.errors import UserError, WorkdirError
 from damcha_jax.interop import tensor_files
 from experiments import common
 from experiments import evaluate
@@ -117,6 +117,7 @@ def test_a_run_is_evaluated_and_again_from_what_it_kept(capsys, tmp_path, data_d
                "--config.data.max_source_tokens=16", "--config.data.max_target_tokens=28")
   status, output, errors = _run(capsys, *arguments)
   assert status == 0 and "64 of 64 texts made" in errors and "BART's weights are not" in errors
+  assert errors.index("compiling the sampler") < errors.index("8 of 64 texts made")
   rows = _check_summary(tmp_path, ["mha"])
   assert rows["mha", "test", "nll_mean"]["paper"] == 5.756
   assert rows["mha", "test", "bartscore_top50"]["paper"] == -4.252
@@ -129,7 +130,7 @@ def test_a_run_is_evaluated_and_again_from_what_it_kept(capsys, tmp_path, data_d
   path.write_text("".join(json.dumps({**record, "output": record["references"][0]}) + "\n"
                           for record in records))
   status, _, errors = _run(capsys, *arguments)
-  assert status == 0 and "texts made" not in errors
+  assert status == 0 and "texts made" not in errors and "compiling the sampler" not in errors
   again = _rows(tmp_path)
   assert again["mha", "test", "bleu"]["value"] == pytest.approx(100)
   assert again["mha", "test", "nll_mean"] == rows["mha", "test", "nll_mean"]
@@ -209,14 +210,13 @@ def test_every_attention_trains_decodes_and_is_evaluated(tmp_path, data_dir, nam
 @pytest.mark.families
 def test_beams_bytes_and_weights_that_came_later(tmp_path, data_dir):
   """The other ways of decoding and of reading text, and BARTScore of the English it makes."""
-  done = subprocess.run(
-      [*COMMAND, "--config=configs/wmt14.py:smoke", f"--workdir={tmp_path}", data_dir,
-       "--config.attentions=damcha", "--config.sampling.num_beams=3",
-       "--config.sampling.length_penalty=0.6", "--config.data.tokenizer=bytes",
-       "--config.data.direction=de-en", "--config.context_length=160",
-       "--config.data.max_source_tokens=60", "--config.data.max_target_tokens=90",
-       "--config.data.max_held_out_examples=128", "--config.num_steps=12"],
-      cwd=ROOT, capture_output=True, text=True, check=False)
+  command = [*COMMAND, "--config=configs/wmt14.py:smoke", f"--workdir={tmp_path}", data_dir,
+             "--config.attentions=damcha", "--config.sampling.num_beams=3",
+             "--config.sampling.length_penalty=0.6", "--config.data.tokenizer=bytes",
+             "--config.data.direction=de-en", "--config.context_length=160",
+             "--config.data.max_source_tokens=60", "--config.data.max_target_tokens=90",
+             "--config.data.max_held_out_examples=128", "--config.num_steps=12"]
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
   assert done.returncode == 0, done.stderr
   rows = _rows(tmp_path)
   assert "sources cut to 60 tokens" in rows["damcha", "test", "bleu"]["note"]
@@ -228,3 +228,13 @@ def test_beams_bytes_and_weights_that_came_later(tmp_path, data_dir):
   for metric in ("bartscore_mean", "bartscore_top50"):
     row = _rows(tmp_path)["damcha", "test", metric]
     assert -20 < row["value"] < 0 and "reference_to_hypothesis" in row["note"]
+  # What was evaluated stays: through weights that are not there, other metrics and another run.
+  scored = _rows(tmp_path)
+  with pytest.raises(UserError, match="nowhere"):
+    evaluate.main(["evaluate", f"--workdir={tmp_path}", "--metrics.bart_weights=nowhere"])
+  assert _rows(tmp_path) == scored
+  evaluate.main(["evaluate", f"--workdir={tmp_path}", "--metrics.ranking=summed"])
+  again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+  assert again.returncode == 0, again.stderr
+  row = _rows(tmp_path)["damcha", "test", "bartscore_mean"]
+  assert row["value"] == scored["damcha", "test", "bartscore_mean"]["value"]

@@ -70,6 +70,18 @@ class Setup:
     return Checkpointer(folder, CheckpointConfig(1, 1, 0), self.targets, print)
 
 
+def move(setup, state, to, folder):
+  """Saves with one setup and restores with another; that one and the restored state."""
+  saving = setup.checkpointer(folder)
+  saving.save(NUM_STEPS, state)
+  saving.wait()
+  saving.close()
+  restoring = to.checkpointer(folder)
+  restored = restoring.restore_latest()
+  restoring.close()
+  return to, restored
+
+
 def largest_fraction(state):
   """The largest part of any big array that one device holds."""
   return max(leaf.addressable_shards[0].data.size / leaf.size
@@ -111,26 +123,26 @@ def main(folder: Path, scanned: list[str], unrolled: list[str]) -> None:
       losses, state = setup.train(state)
       report["losses"][f"{name} {scan_layers}"] = losses
   # The last state is that of 2x2x2, scanned: the last of MESHES.
-  for batch_size in (1, 7, 64):
+  for batch_size in (1, 7, 64, 10_000):
     report["evaluations"][f"8 devices, {batch_size}"] = setup.evaluate(state.params, batch_size)
   one = Setup(config, (1, 1, 1))
   params = jax.device_put(jax.device_get(state.params), one.shardings.params)
-  for batch_size in (7, 64):
+  for batch_size in (7, 64, 10_000):
     report["evaluations"][f"1 device, {batch_size}"] = one.evaluate(params, batch_size)
 
   report["restored"] = []
   for name, shape in (("to 2", (1, 2, 1)), ("to 8", (2, 2, 2))):
-    saving = setup.checkpointer(folder / name)
-    saving.save(NUM_STEPS, state)
-    saving.wait()
-    saving.close()
-    setup = Setup(config, shape)
-    restoring = setup.checkpointer(folder / name)
-    restored = restoring.restore_latest()
-    restoring.close()
+    setup, restored = move(setup, state, Setup(config, shape), folder / name)
     num_devices = len(jax.tree.leaves(restored.params)[0].sharding.device_set)
     report["restored"].append([num_devices, same(state, restored)])
     state = restored
+  report["moved"] = {}
+  for name in scanned:
+    start = Setup(config, MESHES[name])
+    there = move(start, jax.device_put(jax.device_get(state), start.shardings),
+                 Setup(config, (2, 1, 1)), folder / f"{name} to 2")
+    _, back = move(*there, start, folder / f"2 to {name}")
+    report["moved"][name] = same(state, back) and back.step.sharding == start.shardings.step
   np.savez(folder / "state.npz", *jax.tree.leaves(jax.device_get(state)))
   (folder / "report.json").write_text(json.dumps(report))
 

@@ -54,9 +54,10 @@ def test_twenty_steps_agree_on_a_mesh_of_every_axis(report):
 
 @pytest.mark.families
 def test_twenty_steps_agree_on_every_mesh_scanned_and_unrolled(tmp_path):
-  losses = _run(tmp_path, eight_devices.MESHES, eight_devices.MESHES)["losses"]
-  _check_losses(losses, True, eight_devices.MESHES)
-  _check_losses(losses, False, eight_devices.MESHES)
+  report = _run(tmp_path, eight_devices.MESHES, eight_devices.MESHES)
+  _check_losses(report["losses"], True, eight_devices.MESHES)
+  _check_losses(report["losses"], False, eight_devices.MESHES)
+  assert report["moved"] == dict.fromkeys(eight_devices.MESHES, True)
 
 
 def test_scanned_and_unrolled_stacks_agree(report):
@@ -71,9 +72,9 @@ def test_parameters_are_created_sharded_with_the_same_values(report):
   assert report["fraction"]["2x2x2 True"] <= 0.5
 
 
-def test_evaluation_is_the_same_for_batches_1_7_64_on_1_and_8_devices(report):
+def test_evaluation_is_the_same_for_batches_1_to_10_000_on_1_and_8_devices(report):
   evaluations = list(report["evaluations"].values())
-  assert len(evaluations) == 5
+  assert len(evaluations) == 7
   for evaluation in evaluations:
     assert evaluation["weight"] == 1000.0  # 5% of the corpus, each byte once
     assert evaluation["nats"] == pytest.approx(evaluations[0]["nats"], rel=1e-6)
@@ -81,6 +82,7 @@ def test_evaluation_is_the_same_for_batches_1_7_64_on_1_and_8_devices(report):
 
 def test_checkpoints_move_from_8_devices_to_2_and_back(report):
   assert report["restored"] == [[2, True], [8, True]]
+  assert report["moved"] == {"1x1x1": True, "2x2x2": True}  # to two devices and back
 
 
 def test_a_checkpoint_of_eight_devices_opens_in_a_process_with_other_devices(folder):

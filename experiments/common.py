@@ -296,6 +296,20 @@ def trained(config: Any, results: Results, units: Mapping[str, str]) -> Iterator
       yield Measurement(attention, config.dataset, "train", metric, result[metric], unit, seed)
 
 
+def beside_table1(rows: Iterable[reporting.Row]) -> list[reporting.Row]:
+  """The rows, of which those of an original are not comparable where the authors changed it.
+
+  Table 1 measured the attentions of the authors' repository, here `authors_*`.
+  """
+  rows = list(rows)
+  for row in rows:
+    measured = f"authors_{row['attention']}"
+    if row["paper"] is not None and measured in ATTENTIONS:
+      row["comparable"] = False
+      row["note"] = "; ".join(filter(None, (row.get("note"), f"the paper measured {measured}")))
+  return rows
+
+
 def print_rows(rows: Sequence[reporting.Row], printed: Collection[str], comparable: bool,
                workdir: Path) -> None:
   """The table of the metrics `printed`."""

@@ -94,8 +94,8 @@ def summarize(config: ImageGenerationConfig, workdir: Path, results: common.Resu
   measurements = [*common.trained(config, results, UNITS),
                   *evaluate(config, workdir, data, evaluator, samples)]
   paper = json.loads(common.PAPER.read_text(encoding="utf-8"))["table1"]
-  rows = reporting.summary_rows(measurements, comparable(config),
-                                lambda one: _figure(paper, config.name, one))
+  rows = common.beside_table1(reporting.summary_rows(
+      measurements, comparable(config), lambda one: _figure(paper, config.name, one)))
   _draw(workdir, data, samples)
   reporting.plot_learning_curves(workdir / "figures" / "validation.png",
                                  common.validation_curves(trained_in, results), "nats_per_token")

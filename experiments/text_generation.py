@@ -85,8 +85,9 @@ def summarize(config: TextGenerationConfig, workdir: Path, results: common.Resul
   measurements = [*common.trained(config, results, UNITS),
                   *evaluate(config, workdir, outputs, *scorer, too_long)]
   paper = json.loads(common.PAPER.read_text(encoding="utf-8"))["table1"]
-  rows = reporting.summary_rows([_as_published(one) for one in measurements], comparable(config),
-                                lambda one: _figure(paper, config.name, one))
+  rows = common.beside_table1(reporting.summary_rows(
+      [_as_published(one) for one in measurements], comparable(config),
+      lambda one: _figure(paper, config.name, one)))
   reporting.plot_learning_curves(workdir / "figures" / "validation.png",
                                  common.validation_curves(trained_in, results), "nats_per_token")
   common.plot_scores(workdir / "figures", config.dataset, common.run_dirs(workdir, results),
@@ -149,8 +150,8 @@ def _show(outputs: dict[tuple[str, int], list[text_samples.Record]]) -> None:
   """The first example, and what each attention made of it with the first seed."""
   first = next(iter(outputs.values()))[0]
   texts = {"source": first["source"], "reference": first["references"][0]}
-  for (attention, seed), records in outputs.items():
-    texts.setdefault(f"output of {attention}", records[0]["output"] or "(empty)")
+  for (attention, _), records in outputs.items():
+    texts.setdefault(f"output of {attention}", records[0]["output"] or "(nothing)")
   for label, text in texts.items():
     print(f"{label}: {_visible(text)}")
   print()

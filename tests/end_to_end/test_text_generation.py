@@ -140,6 +140,14 @@ def test_a_run_is_evaluated_and_again_from_what_it_kept(capsys, tmp_path, data_d
     text_samples.read_outputs(path.parent)
 
 
+def test_originals_are_not_comparable_where_the_paper_measured_what_the_authors_made_of_them():
+  rows = [dict(attention=name, paper=paper, comparable=True, note="n") for name, paper in
+          (("tha", 1.0), ("authors_tha", 1.0), ("damcha", 1.0), ("mha", 1.0), ("tha", None))]
+  found = common.beside_table1(rows)
+  assert [row["comparable"] for row in found] == [False, True, True, True, True]
+  assert found[0]["note"] == "n; the paper measured authors_tha"
+
+
 @pytest.mark.parametrize("arguments, status, message", [
     ((SMOKE, "--config.data.max_source_tokens=50"), 2, "need context_length=90, not 64"),
     ((SMOKE, "--config.dataset=wmt15"), 2, "unknown dataset 'wmt15'"),

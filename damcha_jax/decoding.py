@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from damcha_jax.config import ConfigError
+from damcha_jax.config.conversion import require_length_penalty
 from damcha_jax.models.decoder import init_cache
 from damcha_jax.sampling import Sampler
 
@@ -73,6 +74,7 @@ class TextDecoder:
     if not 1 <= self.num_beams <= vocab_size:
       raise ConfigError(f"num_beams {self.num_beams} must be at least 1 and at most the vocabulary "
                         f"of {vocab_size}")
+    require_length_penalty(self.length_penalty, self.max_tokens)
     if self.num_beams > 1 and self.sampler.temperature:
       raise ConfigError("beams search for the most probable text; use temperature 0, or one beam")
     if self.sampler.model.model.scan_layers:

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from damcha_jax.config import ConfigError
+from damcha_jax.config.conversion import require_rule
 from damcha_jax.data.sources import BOS
 from damcha_jax.models.decoder import DecoderLM, init_cache
 
@@ -59,21 +60,24 @@ def window_start(length: int, context_length: int) -> int:
 def restrict(logits: Array, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Array:
   """Logits of the distribution to sample from, [.., V] -> [.., V], -inf where cut.
 
-  In this order: division by `temperature`; the `top_k` largest (0: all); of those, renormalised,
-  the fewest whose probabilities reach `top_p` (1: all), at least one. Ties go to the lower index.
+  In this order: division by `temperature`, the largest logit being 0; the `top_k` largest (0: all);
+  of those, renormalised, the fewest whose probabilities reach `top_p` (1: all), at least one. Ties
+  go to the lower index.
   """
-  logits = logits.astype(jnp.float32) / temperature
+  logits = logits.astype(jnp.float32)
+  # Whatever the temperature, the largest one does not overflow.
+  logits = (logits - logits.max(-1, keepdims=True)) / temperature
   if not top_k and top_p >= 1.0:
     return logits
   order = jnp.argsort(-logits, axis=-1, stable=True)
   ordered = jnp.take_along_axis(logits, order, axis=-1)
   if top_k:
-    ordered = jnp.where(jnp.arange(logits.shape[-1]) < top_k, ordered, -jnp.inf)
+    ordered = jnp.where(jnp.arange(logits.shape[-1]) < min(top_k, logits.shape[-1]), ordered, -jnp.inf)
   if top_p < 1.0:
     probs = jax.nn.softmax(ordered)
     before = jnp.cumsum(probs, axis=-1) - probs
-    before = before.at[..., 0].set(0.0)
-    ordered = jnp.where(before < top_p, ordered, -jnp.inf)
+    first = jnp.arange(logits.shape[-1]) == 0
+    ordered = jnp.where(first | (before < top_p), ordered, -jnp.inf)
   return jnp.take_along_axis(ordered, jnp.argsort(order, axis=-1), axis=-1)
 
 
@@ -101,12 +105,7 @@ class Sampler:
   def __post_init__(self):
     if not self.model.decode:
       raise ConfigError("sampling needs a model made with decode=True")
-    if not 0.0 <= self.temperature < float("inf"):
-      raise ConfigError(f"temperature {self.temperature} must be at least 0 (0: no randomness)")
-    if self.top_k < 0:
-      raise ConfigError(f"top_k {self.top_k} must be at least 0 (0: all tokens)")
-    if not 0.0 < self.top_p <= 1.0:
-      raise ConfigError(f"top_p {self.top_p} must be above 0 and at most 1 (1: all tokens)")
+    require_rule(self)
 
   def sample(self, params: Any, prompts: Sequence[Sequence[int]], num_tokens: int,
              keys_B: Array, begin: Optional[Sequence[int]] = None) -> Samples:

@@ -141,7 +141,7 @@ def _best_of_all(table, max_tokens, penalty):
   return max(scores)
 
 
-@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 99.0])
 def test_enough_beams_find_the_best_of_all_texts(penalty):
   """With two tokens, as many beams as there are tokens leave nothing out."""
   for seed in range(5):
@@ -185,6 +185,8 @@ def test_what_cannot_be_decoded_is_named():
   _decode(MISLEADING, prompts=[[A] * 15])
   with pytest.raises(ConfigError, match="num_beams 7"):
     _decode(MISLEADING, num_beams=7)
+  with pytest.raises(ConfigError, match="length_penalty=40.0 must be .* at most 38.6 for .* 6 tok"):
+    _decode(MISLEADING, num_beams=2, length_penalty=40.0)
   with pytest.raises(ConfigError, match="max_tokens 0"):
     _decode(MISLEADING, max_tokens=0)
   with pytest.raises(ConfigError, match="temperature 0, or one beam"):

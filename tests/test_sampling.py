@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 import time
 
 import jax
@@ -207,7 +208,7 @@ def test_windows_fit_and_slide_by_half(context_length):
 
 def _restrict_numpy(logits, temperature, top_k, top_p):
   """By the definition, one row at a time."""
-  logits = logits / temperature
+  logits = (logits - logits.max()) / temperature
   order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
   if top_k:
     order = order[:top_k]
@@ -241,11 +242,22 @@ def test_ties_keep_exactly_as_many_as_asked():
   assert kept.tolist() == [True, True, False, False]
 
 
+@pytest.mark.parametrize("temperature, top_k, top_p", [
+    (1.0, 0, 1e-46), (1.0, 0, 1e-38), (2e-38, 0, 1.0), (2e-38, 3, 0.5), (2e-38, 2**62, 1.0)])
+def test_the_likeliest_token_is_left_whatever_the_rule(temperature, top_k, top_p):
+  """Where float32 has no room: 1e-46 is 0 in it, and logits / 2e-38 are infinite."""
+  logits = jnp.array([[100.0, 300.0, -100.0], [-300.0, -100.0, -200.0]])
+  cut = np.asarray(restrict(logits, temperature, top_k, top_p))
+  assert cut[:, 1].tolist() == [0.0, 0.0] and np.isneginf(cut[:, [0, 2]]).all()
+
+
 @pytest.mark.parametrize("field, value", [("temperature", -1.0), ("temperature", float("nan")),
-                                          ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5)])
+                                          ("temperature", 1e-40), ("temperature", 1e39),
+                                          ("top_k", -1), ("top_p", 0.0), ("top_p", 1e-46),
+                                          ("top_p", 1.5)])
 def test_bad_rules_are_named(field, value):
   _, cached, _ = _models("scan")
-  with pytest.raises(ConfigError, match=f"{field} {value}"):
+  with pytest.raises(ConfigError, match=re.escape(f"{field}={value} must be")):
     Sampler(cached, **{field: value})
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 import dataclasses
 import difflib
+import math
 import typing
 from typing import Any, Literal
 
 import ml_collections
 
+# Of normal numbers in float32.
+_TINY, _HUGE = 2.0**-126, 2.0**127
+_LARGEST_EXPONENT = 30  # of 10: what is divided by it stays a normal number
 
 class ConfigError(ValueError):
   """A configuration that cannot be run; the message names the value and the remedy."""
@@ -46,6 +50,28 @@ def require(condition: bool, message: str) -> None:
   """Raises `ConfigError` unless the condition holds."""
   if not condition:
     raise ConfigError(message)
+
+
+def require_rule(rule: Any, prefix: str = "") -> None:
+  """Raises `ConfigError` unless tokens can be drawn by a rule's `temperature`, `top_k` and `top_p`.
+
+  Devices compute in float32, in which smaller numbers are 0 and larger ones infinite.
+  """
+  require(rule.temperature == 0 or _TINY <= rule.temperature <= _HUGE,
+          f"{prefix}temperature={rule.temperature} must be at least 0 (0: no randomness), and where "
+          f"above it from {_TINY:.3g} to {_HUGE:.3g}")
+  require(rule.top_k >= 0, f"{prefix}top_k={rule.top_k} must be at least 0 (0: all)")
+  require(_TINY <= rule.top_p <= 1,
+          f"{prefix}top_p={rule.top_p} must be above 0 and at most 1 (1: all), and not below "
+          f"{_TINY:.3g}")
+
+
+def require_length_penalty(penalty: float, max_tokens: int, prefix: str = "") -> None:
+  """Raises `ConfigError` unless beams of up to `max_tokens` can be compared in float32."""
+  largest = math.inf if max_tokens == 1 else _LARGEST_EXPONENT / math.log10(max_tokens)
+  require(0 <= penalty < math.inf and penalty <= largest,
+          f"{prefix}length_penalty={penalty} must be at least 0, and at most {largest:.3g} for texts "
+          f"of {max_tokens} tokens")
 
 
 def _freeze(config: Mapping[str, Any], cls: type, prefix: str) -> Any:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
-from damcha_jax.config.conversion import require
+from damcha_jax.config.conversion import require, require_rule
 from damcha_jax.config.sections import DataConfig, ModelConfig, SamplingConfig
 from damcha_jax.config.transformer import TransformerConfig
 
@@ -44,8 +43,4 @@ class LanguageModelConfig(DecoderConfig):
     require(limit is None or limit > 0,
             f"data.max_held_out_bytes={limit} must be positive, or None for whole splits")
     require(sampling.num_tokens > 0, "config key 'sampling.num_tokens' must be positive")
-    for name in ("temperature", "top_k"):
-      value = getattr(sampling, name)
-      require(0 <= value < math.inf, f"sampling.{name}={value} must be at least 0 and finite")
-    require(0 < sampling.top_p <= 1,
-            f"sampling.top_p={sampling.top_p} must be above 0 and at most 1 (1: all)")
+    require_rule(sampling, "sampling.")

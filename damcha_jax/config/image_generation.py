@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Literal, Optional
 
-from damcha_jax.config.conversion import require
+from damcha_jax.config.conversion import require, require_rule
 from damcha_jax.config.decoder import DecoderConfig
 
 PIXEL_TOKENS = 256  # of 8 bits
@@ -74,8 +73,4 @@ class ImageGenerationConfig(DecoderConfig):
             f"data.max_held_out_images={limit} must be positive, or None for whole splits")
     for name in ("num_samples", "num_completions", "batch_size"):
       require(getattr(sampling, name) > 0, f"config key 'sampling.{name}' must be positive")
-    for name in ("temperature", "top_k"):
-      value = getattr(sampling, name)
-      require(0 <= value < math.inf, f"sampling.{name}={value} must be at least 0 and finite")
-    require(0 < sampling.top_p <= 1,
-            f"sampling.top_p={sampling.top_p} must be above 0 and at most 1 (1: all)")
+    require_rule(sampling, "sampling.")

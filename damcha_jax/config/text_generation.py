@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Literal, Optional
 
-from damcha_jax.config.conversion import require
+from damcha_jax.config.conversion import require, require_length_penalty, require_rule
 from damcha_jax.config.decoder import DecoderConfig
 
 NUM_SYMBOLS = 3 + 256  # what begins, divides and ends a row, and every byte
@@ -84,11 +83,8 @@ class TextGenerationConfig(DecoderConfig):
             f"data.max_held_out_examples={limit} must be positive, or None for whole splits")
     for name in ("num_beams", "batch_size"):
       require(getattr(sampling, name) > 0, f"config key 'sampling.{name}' must be positive")
-    for name in ("temperature", "top_k", "length_penalty"):
-      value = getattr(sampling, name)
-      require(0 <= value < math.inf, f"sampling.{name}={value} must be at least 0 and finite")
-    require(0 < sampling.top_p <= 1,
-            f"sampling.top_p={sampling.top_p} must be above 0 and at most 1 (1: all)")
+    require_rule(sampling, "sampling.")
+    require_length_penalty(sampling.length_penalty, data.max_target_tokens + 1, "sampling.")
     require(sampling.num_beams <= self.model.vocab_size,
             f"sampling.num_beams={sampling.num_beams} exceeds model.vocab_size="
             f"{self.model.vocab_size}; use fewer")

@@ -92,6 +92,9 @@ def test_unknown_size_is_named_with_the_choices():
     ({"sampling": {"num_beams": 2, "temperature": 1.0}}, "use one beam, or temperature 0"),
     ({"sampling": {"length_penalty": -1.0}}, "sampling.length_penalty=-1.0 must be at least 0"),
     ({"sampling": {"top_p": 0.0}}, "sampling.top_p=0.0 must be above 0 and at most 1"),
+    ({"sampling": {"top_p": 1e-46}}, "sampling.top_p=1e-46 must be above 0 and at most 1"),
+    ({"sampling": {"temperature": 1e-40}}, "sampling.temperature=1e-40 must be at least 0"),
+    ({"sampling": {"num_beams": 2, "length_penalty": 40.0}}, "sampling.length_penalty=40.0 must be"),
     ({"metrics": {"ranking": "sum"}}, "must be one of 'per_token', 'summed', not 'sum'"),
     ({"data": {"pack": 1}}, "unknown config key 'data.pack'; the nearest valid key is"),
 ])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import os
 from pathlib import Path
+import re
 import socket
 import sys
 import threading
@@ -25,6 +26,8 @@ from damcha_jax.training.workdir import writing
 _FOLDER = ".processes"
 _DONE = "done"
 _A_DAY = 24 * 3600
+# What a collective operation says that has lost a peer, on one backend or another.
+_CONNECTION = re.compile("connection|gloo|nccl|peer|unavailable|deadline|coordination", re.IGNORECASE)
 
 
 @contextlib.contextmanager
@@ -64,7 +67,12 @@ def connected(workdir: Path, coordinator_address: Optional[str], num_processes: 
     watch = _Watch(workdir, jax.process_count(), jax.process_index(), timeout)
     watch.start()
   watch.all_have_started()
-  yield
+  try:
+    yield
+  except jax.errors.JaxRuntimeError as error:
+    if _CONNECTION.search(str(error)):
+      watch.find_out_who_is_lost(coordinator_address)
+    raise
   watch.say_done()  # not after an error: then the others shall end too
 
 
@@ -104,14 +112,15 @@ class Beats:
 
   def silent(self) -> list[str]:
     """Who has not beaten for `timeout` seconds."""
-    return self._describe(number for number, since in self._since.items()
+    return self.described(number for number, since in self._since.items()
                           if self._clock() - since > self._timeout
                           and not (number in self._heard and self._seen[number].endswith(_DONE)))
 
   def not_started(self) -> list[str]:
-    return self._describe(number for number in self._seen if number not in self._heard)
+    return self.described(number for number in self._seen if number not in self._heard)
 
-  def _describe(self, numbers: Iterable[int]) -> list[str]:
+  def described(self, numbers: Iterable[int]) -> list[str]:
+    """Their names, with host and process id where they have been heard."""
     return [f"process {number}" + (f" ({self._seen[number].split()[0]})"
                                    if number in self._heard and self._seen[number] else "")
             for number in numbers]
@@ -154,15 +163,34 @@ class _Watch:
       self._beats.listen()
       silent = self._beats.silent()
       if silent:
-        self._end(silent)
+        self._end(silent, f"has not heard of it for {self._timeout} s")
       waiting = self._beats.not_started()
       if self._starting and waiting and time.monotonic() - told > 10:
         told = time.monotonic()
         print(f"note: {self._what} waits for {', '.join(waiting)}", file=sys.stderr, flush=True)
 
-  def _end(self, silent: list[str]) -> None:
+  def find_out_who_is_lost(self, coordinator_address: Optional[str]) -> None:
+    """Ends this process in one line that names who is lost; returns if nobody is."""
+    deadline = time.monotonic() + 1.5 * self._timeout  # by then the thread has told
+    while time.monotonic() < deadline:
+      # JAX ends those that have lost process 0 with a crash, a moment later.
+      if coordinator_address is not None and not _listens(coordinator_address):
+        self._end(self._beats.described([0]), "cannot reach it")
+      time.sleep(0.1)
+
+  def _end(self, lost: list[str], why: str) -> None:
     did = "did not start" if self._starting else "was lost"
-    print(f"error: {', '.join(silent)} {did}: {self._what} has not heard of it for {self._timeout} "
-          "s; start all processes again: they go on from the last checkpoint", file=sys.stderr,
-          flush=True)
+    print(f"error: {', '.join(lost)} {did}: {self._what} {why}; start all processes again: they go "
+          "on from the last checkpoint", file=sys.stderr, flush=True)
     os._exit(1)  # the main thread may hang in a collective operation
+
+
+def _listens(address: str) -> bool:
+  host, _, port = address.rpartition(":")
+  try:
+    with socket.create_connection((host, int(port)), timeout=1):
+      return True
+  except TimeoutError:  # busy
+    return True
+  except OSError:
+    return False

@@ -161,25 +161,30 @@ def test_two_processes_of_four_devices_train_as_one_of_eight(two, tmp_path):
 
 
 @pytest.mark.families
-def test_a_lost_process_ends_the_other_and_a_restart_resumes_bitwise(two, tmp_path):
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_process_ends_the_other_and_a_restart_resumes_bitwise(two, tmp_path, fault, lost):
   workdir = tmp_path / "run"
-  first, second = _start_two(workdir)
+  processes = _start_two(workdir)
+  other = processes[1 - lost]
   deadline = time.monotonic() + 300
   metrics = workdir / "damcha" / "seed0" / "metrics.jsonl"
   while not (metrics.exists() and '"step": 6, "split": "train"' in metrics.read_text()):
-    assert time.monotonic() < deadline and first.poll() is None
+    assert time.monotonic() < deadline and other.poll() is None
     time.sleep(0.1)
-  second.send_signal(signal.SIGKILL)
-  second.wait()
+  processes[lost].send_signal(signal.SIGKILL)
+  processes[lost].wait()
   killed_at = time.monotonic()
-  assert first.wait(600) == 1
+  assert other.wait(600) == 1
   assert time.monotonic() - killed_at < 2 * TIMEOUT
-  last_line = (tmp_path / "run-0.log").read_text().splitlines()[-1]
-  assert last_line.startswith("error: process 1 (") and "was lost" in last_line
+  log = (tmp_path / f"run-{1 - lost}.log").read_text()
+  last_line = log.splitlines()[-1]
+  assert last_line.startswith(f"error: process {lost} (") and "was lost" in last_line
+  assert "Traceback" not in log
   assert [process.wait(600) for process in _start_two(workdir)] == [0, 0]
   assert "resuming at step" in (tmp_path / "run-0.log").read_text()
   assert len(_checksums(two)) > 30
   assert _checksums(workdir) == _checksums(two)
+  fault("a host lost", "named by the other, then ended the same")
 
 
 @pytest.mark.families

@@ -118,11 +118,14 @@ class _Parts:
   def collect(self, name: str, num: int,
               draw: Callable[[range], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """`draw` of rows 0 .. num - 1, in batches of equal size; those that are there are read."""
-    batches = []
+    batches, is_compiled = [], False
     for start in range(0, num, self._batch_size):
       path = self._folder / f"{name}-{start:06d}.npz"
       batch = _read(path)
       if batch is None:
+        if not is_compiled:
+          self._note(f"{name}: compiling the sampler")
+          is_compiled = True
         # The last batch goes beyond `num`: one size, one compilation.
         batch = draw(range(start, start + self._batch_size))
         _write(path, batch)

@@ -69,10 +69,12 @@ def generate_texts(config: TextGenerationConfig, attention: str, seed: int, dire
       Sampler(model, rule.temperature, rule.top_k, rule.top_p), EOS,
       config.data.max_target_tokens + 1, rule.num_beams, rule.length_penalty)
   made = _Made(directory / PARTIAL, step)
-  for batch in _batches(rows, rule.batch_size):
-    if not made.has(batch):
-      made.add(batch, _decode(decoder, params, rows, batch, rule.batch_size, seed, texts))
-      note(f"{len(made.records):,} of {len(rows):,} texts made")
+  missing = [batch for batch in _batches(rows, rule.batch_size) if not made.has(batch)]
+  if missing:
+    note("compiling the sampler")
+  for batch in missing:
+    made.add(batch, _decode(decoder, params, rows, batch, rule.batch_size, seed, texts))
+    note(f"{len(made.records):,} of {len(rows):,} texts made")
   nll_N, nll_tokens_N = score(config, attention, params, rows, config.evaluation.batch_size)
   records = []
   for number, index in enumerate(rows.kept.tolist()):

@@ -106,7 +106,8 @@ def test_interrupted_drawing_goes_on(monkeypatch, tmp_path):
   seen[1].write_bytes(seen[1].read_bytes()[:-30])  # and one was torn
   run.notes.clear()
   resumed = run.sample(tmp_path / "cut")
-  assert run.notes == ["images: 6 of 6 drawn", "completed: 5 of 5 drawn"]
+  compiling = [f"{part}: compiling the sampler" for part in ("images", "completed")]
+  assert run.notes == [compiling[0], "images: 6 of 6 drawn", compiling[1], "completed: 5 of 5 drawn"]
   for ours, theirs in zip(resumed, whole):
     assert np.array_equal(ours, theirs)
 

@@ -5,14 +5,14 @@
 
 With a kind of device (see `damcha_jax.training.devices`): the memory that a step takes on each,
 how long steps and the run may take, and, with exit status 2, what does not fit, and a remedy.
-Each model is compiled for that, which takes seconds. With a number alone: parameters, the memory of
-parameters and optimizer state on each device, and the model's FLOPs.
+Each model's step is compiled for that, which takes up to a minute. With a number alone: parameters,
+the memory of parameters and optimizer state on each device, and the model's FLOPs.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import sys
 from typing import NamedTuple, Optional
 
@@ -48,14 +48,22 @@ def main(argv: Sequence[str]) -> None:
     print(f"{devices.kind.name}: {devices.kind.memory_gib:g} GiB and "
           f"{devices.kind.peak_flops / 1e12:g} TFLOP/s each; times at "
           f"{MFU_RANGE[1]:.0%} to {MFU_RANGE[0]:.0%} of that, assumed")
+  else:
+    print("state: parameters and optimizer, in all and on a device; --devices, such as "
+          "--devices=v5e-8, tells what a whole step needs and how long it may take")
   columns = _columns(devices)
-  print(f"{'attention':20}" + "".join(f"{title:>{width}}" for title, (width, _) in columns.items()))
+  print(f"{'attention':20}" + "".join(f"{title:>{width}}" for title, (width, _) in columns.items()),
+        flush=True)
   plans = {}
-  for name, (own, attention) in models.items():
+  for number, (name, (own, attention)) in enumerate(models.items(), start=1):
+    if devices.kind is not None:
+      common.note(f"{name}, {number} of {len(models)}: compiling a step")
     plans[name] = plan = plan_run(own, attention, jax.devices(), devices.kind is not None)
     print(f"{name:20}" + "".join(f"{show(plan):>{width}}" for width, show in columns.values()),
           flush=True)
   if devices.kind is not None:
+    for line in _about_activations(models):
+      print(line)
     check_fits(*max(plans.items(), key=lambda item: item[1].peak_bytes_per_device), devices.kind)
 
 
@@ -80,9 +88,22 @@ def _columns(devices: Devices) -> dict[str, tuple[int, Callable[[Plan], str]]]:
       **params,
       **{title: (14, lambda plan, size=size: _readable(size(plan)))
          for title, size in of_device.items()}, **flops,
-      "ms/step": (16, lambda plan: span(plan, 1e3, "{:.3g}".format)),
+      "ms/step": (22, lambda plan: span(plan, 1e3, "{:.3g}".format)),
       "run": (20, lambda plan: span(plan, plan.num_steps, format_duration)),
   }
+
+
+def _about_activations(models: dict[str, tuple[RunConfig, str]]) -> Iterator[str]:
+  """Why those of some models are fewer."""
+  in_chunks: dict[int, list[str]] = {}
+  for name, (config, attention) in models.items():
+    chunk = getattr(getattr(config, attention, None), "query_chunk", None)
+    if chunk and isinstance(config, DecoderConfig) and chunk < config.context_length:
+      in_chunks.setdefault(chunk, []).append(name)
+  for chunk, names in in_chunks.items():
+    yield (f"{', '.join(names)}: attention weights are made for {chunk} queries at a time, and again "
+           "in the backward pass (query_chunk), so activations hold no layer's weights whole; those "
+           "of other attentions do here, at most: accelerators' fused kernels need less")
 
 
 def _models(config: RunConfig | AblationsConfig) -> dict[str, tuple[RunConfig, str]]:

@@ -11,6 +11,7 @@ from configs import mix
 from damcha_jax.config import ConfigError, freeze, LanguageModelConfig
 from damcha_jax.training.devices import KINDS, parse_devices
 from damcha_jax.training.plan import check_fits, Plan, plan_run
+from experiments import plan
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30
@@ -52,6 +53,20 @@ def test_what_does_not_fit_names_the_quantity_and_a_remedy():
     check_fits("mha", smaller, KINDS["v5e"])
 
 
+def test_attentions_in_chunks_are_named_and_a_plan_without_a_kind_says_what_it_lacks():
+  config, _ = plan.parse(["plan", f"--config={ROOT}/configs/cifar10.py"])
+  models = {name: (config, name) for name in ("mha", "tha", "damcha", "dcmha")}
+  (line,) = plan._about_activations(models)
+  assert line.startswith("tha, dcmha: attention weights are made for 128 queries at a time")
+  short, _ = plan.parse(["plan", f"--config={ROOT}/configs/cifar10.py:smoke"])  # of 64 tokens
+  assert not list(plan._about_activations({"tha": (short, "tha")}))
+
+  tiny = f"--config={ROOT}/configs/mix.py:smoke"
+  done = subprocess.run([sys.executable, "-m", "experiments.plan", tiny, "--config.attentions=mha"],
+                        cwd=ROOT, capture_output=True, text=True, check=True)
+  assert "--devices=v5e-8, tells what a whole step needs" in done.stdout and not done.stderr
+
+
 def _plan(**model):
   config = mix.get_config("smoke").unlock()
   config.model.update(**{"num_layers": 4, **model})
@@ -78,6 +93,7 @@ def test_the_command_refuses_what_cannot_fit(rows, status):
   assert done.returncode == status, done.stderr
   assert "v5e: 16 GiB and 197 TFLOP/s each" in done.stdout and "damcha" in done.stdout
   if status:
-    error = done.stderr.strip()
-    assert error.startswith("error: damcha needs ") and "\n" not in error
+    progress, error = done.stderr.splitlines()
+    assert progress == "note: damcha, 1 of 1: compiling a step"
+    assert error.startswith("error: damcha needs ")
     assert "for activations" in error and "model.remat=True" in error

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-import os
 from pathlib import Path
 import zlib
 
 import numpy as np
+
+from damcha_jax.files import replacing
 
 
 def map_array(path: Path) -> np.ndarray:
@@ -38,9 +39,8 @@ def kept_arrays(path: Path, names: Sequence[str],
     path.parent.mkdir(parents=True, exist_ok=True)
     made = make()
     for file, array in zip(files, (*made, _checksums(made)), strict=True):
-      partial = file.with_name(f".{file.name}.{os.getpid()}.npy")
-      np.save(partial, array)
-      partial.replace(file)
+      with replacing(file) as partial:
+        np.save(partial, array)
   *arrays, expected = map(map_array, files)
   if not np.array_equal(_checksums(arrays), expected):
     raise ValueError("they were changed after they were written")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 import subprocess
 
 from damcha_jax.errors import DataError
+from damcha_jax.files import replacing
 
 
 def unpack(package: str, root: Path, debs: Path | None) -> None:
@@ -41,11 +41,10 @@ def only(paths) -> Path:
 
 
 def write(path: Path, data: bytes) -> None:
-  """Writes through a temporary name, so that a killed run leaves no half file."""
+  """Writes the file whole or not at all."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(path.name + ".partial")
-  partial.write_bytes(data)
-  os.replace(partial, path)
+  with replacing(path) as partial:
+    partial.write_bytes(data)
 
 
 def report(path: Path, data: bytes, packed_size: int | None = None) -> None:

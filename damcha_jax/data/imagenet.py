@@ -14,6 +14,7 @@ from typing import Any, Optional
 from PIL import Image
 
 from damcha_jax.errors import DataError
+from damcha_jax.files import expanded
 
 NAME = "imagenet2012"
 NUM_CLASSES = 1000
@@ -35,7 +36,7 @@ def how_to_get(data_dir: str | Path, manual_dir: Optional[str] = None) -> str:
 
 def prepared_dir(data_dir: str | Path) -> Path:
   """The folder of the only or newest version that is there; it may not exist."""
-  root = Path(data_dir).expanduser() / NAME
+  root = expanded(data_dir) / NAME
   versions = sorted(root.glob("*.*.*"), key=_version) if root.is_dir() else []
   return versions[-1] if versions else root
 

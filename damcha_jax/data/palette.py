@@ -5,12 +5,12 @@ Axes: N images, P pixels, H height, W width, K = 256 colours.
 
 from __future__ import annotations
 
-from pathlib import Path
 
 import numpy as np
 
 from damcha_jax.data.arrays import kept_arrays
 from damcha_jax.errors import DataError
+from damcha_jax.files import expanded
 
 NUM_COLOURS = 256
 
@@ -27,7 +27,7 @@ def cached_palette(data_dir: str, name: str, images: np.ndarray) -> np.ndarray:
   Raises:
     DataError: the files are damaged, or cannot be written.
   """
-  path = Path(data_dir).expanduser() / "palettes" / name
+  path = expanded(data_dir) / "palettes" / name
   try:
     (palette,) = kept_arrays(path, ("colours",), lambda: [fit(images)])
   except (OSError, ValueError) as error:

@@ -27,6 +27,7 @@ import numpy as np
 from damcha_jax.data import archives, corpora, image_sets, imagenet, prepare_imagenet, prepare_text
 from damcha_jax.data import prepared, prepared_images, text_pairs
 from damcha_jax.errors import DataError, until_nobody_reads, UserError
+from damcha_jax.files import expanded
 
 _RECORDS_AT_ONCE = 1024
 
@@ -182,13 +183,13 @@ def _obtain(kind: _Bytes | _Images, data_dir: str, manual_dir: Optional[str]) ->
   """Path and verified content of the published file, from the manual folder or the network."""
   source = kind.source
   if manual_dir is not None:
-    path = archives.find(source, Path(manual_dir).expanduser())
+    path = archives.find(source, expanded(manual_dir))
     if path is None:
       missing = f"neither {' nor '.join(kind.files)}" if len(kind.files) > 1 else (
           f"no {kind.files[0]}")
       raise DataError(f"{missing} is in {manual_dir}; " + kind.how_to_get(manual_dir))
   else:
-    downloads = Path(data_dir).expanduser() / "downloads"
+    downloads = expanded(data_dir) / "downloads"
     path = archives.find(source, downloads)
     if path is None:
       print(f"{source.name}: downloading {source.url}", flush=True)
@@ -212,7 +213,7 @@ def _builder(name: str, data_dir: str):
   tfds.disable_progress_bar()
   builders = {"enwik8": enwik8.Enwik8, "text8": text8.Text8, "cifar10": cifar.Cifar10,
               "cifar100": cifar.Cifar100}
-  return builders[name](data_dir=str(Path(data_dir).expanduser()), file_format="array_record")
+  return builders[name](data_dir=str(expanded(data_dir)), file_format="array_record")
 
 
 def _write_records(name: str, data_dir: str, source_dir: Path) -> None:

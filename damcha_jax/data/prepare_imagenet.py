@@ -14,6 +14,7 @@ from typing import Optional
 
 from damcha_jax.data import imagenet
 from damcha_jax.errors import DataError
+from damcha_jax.files import expanded
 
 _IMAGES_OF_A_CLASS = 50  # in the validation split
 
@@ -67,7 +68,7 @@ def _check(data_dir: str, contents: bool) -> None:
 
 
 def _check_archives(data_dir: str, manual_dir: Optional[str]) -> None:
-  folder = Path(manual_dir or data_dir).expanduser()
+  folder = expanded(manual_dir or data_dir)
   for name, size in imagenet.ARCHIVES.items():
     path = folder / name
     if manual_dir is None or not path.is_file():
@@ -88,10 +89,10 @@ def _write_records(damaged: Path, data_dir: str, manual_dir: Optional[str]) -> N
 
     tfds.disable_progress_bar()
     builder = tfds.builder(imagenet.NAME, file_format="array_record",
-                           data_dir=str(Path(data_dir).expanduser()))
+                           data_dir=str(expanded(data_dir)))
     shutil.rmtree(damaged, ignore_errors=True)
     builder.download_and_prepare(download_config=tfds.download.DownloadConfig(
-        manual_dir=str(Path(manual_dir).expanduser())))
+        manual_dir=str(expanded(manual_dir))))
   except Exception as error:  # TFDS and file formats have many kinds
     raise DataError(f"TFDS cannot prepare '{imagenet.NAME}': {error}; free some space (it takes "
                     "300 GB beside the archives) or choose another --data_dir") from error

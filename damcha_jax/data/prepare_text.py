@@ -22,6 +22,7 @@ import zipfile
 from damcha_jax.data import text_pairs
 from damcha_jax.data.text_pairs import PUBLISHED, Example
 from damcha_jax.errors import DataError
+from damcha_jax.files import expanded
 
 _AT_ONCE = 10_000
 _PRESET = 1  # of xz: a gigabyte takes a minute, and half as long again to read
@@ -76,14 +77,14 @@ def _published(name: str, data_dir: str,
   """
   if manual_dir is not None:
     missing = [url for url in URLS[name]
-               if not (Path(manual_dir).expanduser() / url.rpartition("/")[2]).is_file()]
+               if not (expanded(manual_dir) / url.rpartition("/")[2]).is_file()]
     if missing:
       raise DataError(f"not all files of '{name}' are in {manual_dir}; fetch "
                       f"{' and '.join(missing)} on a machine with a network and put them there, or use the sample that "
                       f"ships with the package: --config=configs/{name}.py:cpu")
   if name == "commongen" and manual_dir is not None:
     # TFDS has no checksums of these files and so does not find them in the folder.
-    splits = _read_commongen(Path(manual_dir).expanduser() / URLS[name][0].rpartition("/")[2])
+    splits = _read_commongen(expanded(manual_dir) / URLS[name][0].rpartition("/")[2])
   else:
     splits = _from_catalogue(name, data_dir, manual_dir)
   for split, expected in PUBLISHED[name].num_examples.items():
@@ -104,7 +105,7 @@ def _from_catalogue(name: str, data_dir: str,
 
     tfds.disable_progress_bar()
     builder = tfds.builder(published.catalogue_name, file_format="array_record",
-                           data_dir=str(Path(data_dir).expanduser()))
+                           data_dir=str(expanded(data_dir)))
     builder.download_and_prepare(
         download_config=tfds.download.DownloadConfig(manual_dir=manual_dir))
     example = {"wmt14": _wmt14_example, "commongen": _commongen_example}[name]

@@ -20,13 +20,14 @@ import numpy as np
 from damcha_jax.data import corpora
 from damcha_jax.data.arrays import map_array
 from damcha_jax.errors import DataError
+from damcha_jax.files import expanded
 
 FORMAT = 1
 DEFAULT_DATA_DIR = "~/.cache/damcha_jax"  # as in configs/
 
 
 def prepared_dir(name: str, data_dir: str | Path) -> Path:
-  return Path(data_dir).expanduser() / "bytes" / name
+  return expanded(data_dir) / "bytes" / name
 
 
 def load_prepared(name: str, data_dir: str | Path) -> dict[str, np.ndarray]:

@@ -20,12 +20,13 @@ from damcha_jax.data.arrays import map_array
 from damcha_jax.data.image_sets import IMAGE_SIZE, Labelled
 from damcha_jax.data.prepared import write_folder
 from damcha_jax.errors import DataError
+from damcha_jax.files import expanded
 
 FORMAT = 1
 
 
 def prepared_dir(name: str, data_dir: str | Path) -> Path:
-  return Path(data_dir).expanduser() / "images" / name
+  return expanded(data_dir) / "images" / name
 
 
 def write_images(name: str, data_dir: str | Path, splits: Mapping[str, Labelled]) -> None:

@@ -20,6 +20,7 @@ from damcha_jax.data.decontamination import drop_overlap
 from damcha_jax.data.prepared import load_prepared
 from damcha_jax.data.text8 import clean_rst, clean_wikitext
 from damcha_jax.errors import DataError
+from damcha_jax.files import expanded
 
 # The NUL byte begins every window: the vocabulary stays at 256, and no corpus contains it.
 BOS = 0
@@ -123,7 +124,7 @@ def _sample(dataset: str) -> dict[str, np.ndarray]:
 
 
 def _own_file(dataset: str) -> dict[str, np.ndarray]:
-  path = Path(dataset).expanduser()
+  path = expanded(dataset)
   if not path.exists() and "/" not in dataset and "." not in dataset:
     raise ConfigError(f"unknown dataset '{dataset}'; use one of {', '.join(DATASETS)}, or the "
                       "path of a text file")

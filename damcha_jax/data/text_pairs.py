@@ -20,6 +20,7 @@ from typing import NamedTuple, Optional
 
 from damcha_jax.config import ConfigError
 from damcha_jax.errors import DataError
+from damcha_jax.files import expanded
 
 SAMPLES_DIR = Path(__file__).parent / "samples"
 SAMPLES = {"sample_pairs": SAMPLES_DIR / "sentence_pairs",
@@ -60,9 +61,12 @@ def encode(examples: Iterable[Example]) -> bytes:
 
 
 def decode(lines: Iterable[str]) -> Iterator[Example]:
-  """Raises ValueError, with the line's number, for a line without a reference."""
+  """Raises ValueError, with the line's number, for a line without a reference.
+
+  Lines may end as they do on Windows.
+  """
   for number, line in enumerate(lines, 1):
-    source, *references = line.rstrip("\n").split("\t")
+    source, *references = line.rstrip("\r\n").split("\t")
     if not source or not references or not all(references):
       raise ValueError(f"line {number} is not a source, a tab and references")
     yield Example(source, tuple(references))
@@ -122,7 +126,8 @@ def _read(path: Path) -> tuple[Example, ...]:
   try:
     with lzma.open(path) as file:
       # Not the universal newlines of text files: only \n ends a line.
-      examples = tuple(decode(io.TextIOWrapper(file, encoding="utf-8", newline="\n")))
+      # A byte order mark is no part of the first source.
+      examples = tuple(decode(io.TextIOWrapper(file, encoding="utf-8-sig", newline="\n")))
   except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
     raise DataError(f"{path} cannot be read: {error}; make or fetch it again") from error
   if not examples:
@@ -131,7 +136,7 @@ def _read(path: Path) -> tuple[Example, ...]:
 
 
 def prepared_dir(name: str, data_dir: str | Path) -> Path:
-  return Path(data_dir).expanduser() / "text" / name
+  return expanded(data_dir) / "text" / name
 
 
 def load_pairs(dataset: str, data_dir: str, direction: Optional[str] = None) -> PairSet:
@@ -147,7 +152,7 @@ def load_pairs(dataset: str, data_dir: str, direction: Optional[str] = None) -> 
     folder = prepared_dir(dataset, data_dir)
     check_prepared(dataset, folder, data_dir)
     return PairSet(dataset, folder, direction)
-  folder = Path(dataset).expanduser()
+  folder = expanded(dataset)
   if "/" not in dataset and not folder.exists():
     raise ConfigError(f"unknown dataset '{dataset}'; use one of "
                       f"{', '.join((*PUBLISHED, *SAMPLES))}, or a folder with train.tsv.xz, "

@@ -24,11 +24,13 @@ import numpy as np
 from damcha_jax.evaluation import published
 from damcha_jax.evaluation.report import MetricError
 from damcha_jax.evaluation.published import WeightsError
+from damcha_jax.files import expanded
 from damcha_jax.interop import tensor_files
 
 Array = jax.Array
 
 _POSITION_OFFSET = 2  # rows of the position table that stand for nothing
+_LARGEST = 2**20  # size of anything
 _SHORTEST = 32  # lengths are padded to powers of two from here, so that few programs are compiled
 # The one embedding, and other names under which files hold it, too or instead.
 _SHARED = "model.shared.weight"
@@ -154,16 +156,17 @@ def read_config(directory: str | Path) -> BartConfig:
   Raises:
     WeightsError: it is missing, damaged, or of another architecture.
   """
-  path = Path(directory).expanduser() / "config.json"
+  path = expanded(directory) / "config.json"
   try:
     contents = json.loads(path.read_text(encoding="utf-8"))
     kind, activation = contents.get("model_type"), contents.get("activation_function")
     names = [field.name for field in dataclasses.fields(BartConfig)]
     config = BartConfig(**{name: contents[name] for name in names})
+    _check(config)
   except OSError as error:
     raise WeightsError(f"{path} cannot be read: {error.strerror or error};"
                        f" {published.how_to_get(published.BART)}") from error
-  except (ValueError, AttributeError) as error:
+  except (AttributeError, RecursionError, ValueError) as error:
     raise WeightsError(f"{path} is damaged: {error}") from error
   except KeyError as error:
     raise WeightsError(f"{path} is not of a BART: it lacks {error}") from error
@@ -173,13 +176,29 @@ def read_config(directory: str | Path) -> BartConfig:
   return config
 
 
+def _check(config: BartConfig) -> None:
+  """Raises ValueError for what no model can have."""
+  for name, value in dataclasses.asdict(config).items():
+    kind = bool if name == "scale_embedding" else int
+    if type(value) is not kind:
+      raise ValueError(f"it has {name}={value!r}, which is no {kind.__name__}")
+    first = 0 if name.endswith("_token_id") else 1
+    limit = config.vocab_size if name.endswith("_token_id") else _LARGEST + 1
+    if kind is int and not first <= value < limit:
+      raise ValueError(f"it has {name}={value}, which is not from {first} to {limit - 1}")
+  for name in ("encoder_attention_heads", "decoder_attention_heads"):
+    if config.d_model % getattr(config, name):
+      raise ValueError(f"it has {name}={getattr(config, name)}, which do not divide "
+                       f"d_model={config.d_model}")
+
+
 def load_params(directory: str | Path, config: BartConfig) -> dict[str, Any]:
   """The parameters of `Bart` in a directory's model.safetensors.
 
   Raises:
     UserError: the file is missing, damaged or of another model.
   """
-  path = Path(directory).expanduser() / published.BART.file_name
+  path = expanded(directory) / published.BART.file_name
   arrays = _complete(tensor_files.read_tensors(path), config)
   rename = lambda name: name if name == "final_logits_bias" else f"model.{name}"
   return published.fill(path, _stack_layers(path, arrays), abstract_params(config), rename)
@@ -250,11 +269,10 @@ class BartScorer:
     Raises:
       UserError: a file is missing, damaged, or not the published one.
     """
-    directory = Path(directory).expanduser()
+    directory = expanded(directory)
     self.config = read_config(directory)
     path = directory / published.BART.file_name
-    if not path.exists():
-      raise WeightsError(f"{path} is missing; {published.how_to_get(published.BART)}")
+    published.require_file(path, published.BART)
     self.weights_sha256 = published.file_sha256(path)
     published.require_published(path, self.weights_sha256, published.BART, allow_other_weights)
     self._tokenizer = load_tokenizer(directory)
@@ -342,7 +360,7 @@ def load_tokenizer(directory: str | Path) -> Any:
   Raises:
     WeightsError: its files are missing or damaged, or the tokenizers package is.
   """
-  directory = Path(directory).expanduser()
+  directory = expanded(directory)
   try:
     import tokenizers
   except ImportError as error:

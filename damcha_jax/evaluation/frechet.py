@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 import json
-import os
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from damcha_jax.evaluation.report import MetricError
 from damcha_jax.evaluation.report import require_finite
+from damcha_jax.files import expanded, replacing
 
 GROUP_SIZE = 50  # the paper's FID@Top-50 is of this many samples
 _BLOCK = 1024  # rows of a kernel matrix at a time
@@ -226,7 +226,7 @@ def cached_reference(
   """
   text = json.dumps(dict(key), sort_keys=True)
   if path is not None:
-    path = Path(path).expanduser()
+    path = expanded(path)
     try:
       with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
         if archive["key"].item() == text:
@@ -242,14 +242,11 @@ def cached_reference(
 
 
 def _write(path: Path, **arrays: np.ndarray | str | int) -> None:
-  partial = path.with_name(f".{path.name}.{os.getpid()}.npz")
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(partial, **arrays)
-    partial.replace(path)
+    with replacing(path) as partial:
+      np.savez(partial, **arrays)
   except OSError as error:
-    if partial.exists():
-      partial.unlink()
     raise MetricError(f"{path} cannot be written: {error.strerror or error}") from error
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from damcha_jax.evaluation import published
 from damcha_jax.evaluation.report import MetricError
 from damcha_jax.evaluation.published import WeightsError
+from damcha_jax.files import expanded
 from damcha_jax.interop import tensor_files
 
 Array = jax.Array
@@ -226,9 +227,8 @@ def load_inception(path: str | Path, *, allow_other_weights: bool = False) -> In
   Raises:
     UserError: the file is missing, damaged, or not the published one.
   """
-  path = Path(path).expanduser()
-  if not path.exists():
-    raise WeightsError(f"{path} is missing; {published.how_to_get(published.INCEPTION)}")
+  path = expanded(path)
+  published.require_file(path, published.INCEPTION)
   sha256, arrays = published.file_sha256(path), None
   metadata = {}
   if path.suffix == ".safetensors":

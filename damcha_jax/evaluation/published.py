@@ -71,6 +71,16 @@ def how_to_get(published: Published) -> str:
   )
 
 
+def require_file(path: Path, published: Published) -> None:
+  """Raises WeightsError, with where to get it, unless the file is there."""
+  try:
+    path.stat()
+  except OSError as error:
+    absent = isinstance(error, (FileNotFoundError, NotADirectoryError))
+    raise WeightsError(f"{path} {'is missing' if absent else f'cannot be read: {error.strerror}'}; "
+                       + how_to_get(published)) from error
+
+
 def file_sha256(path: str | Path) -> str:
   """The hash of a file's bytes.
 

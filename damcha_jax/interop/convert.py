@@ -27,6 +27,7 @@ import orbax.checkpoint as ocp
 
 from damcha_jax.config import ConfigError
 from damcha_jax.errors import CheckpointError, until_nobody_reads, UserError
+from damcha_jax.files import expanded
 from damcha_jax.interop import gpt2
 from damcha_jax.interop.options import check_values
 from damcha_jax.interop.options import OptionError
@@ -89,7 +90,7 @@ def convert(args: argparse.Namespace) -> str:
   own = {name: value for name, value in options.items() if name in defaults}
   arrays, num_heads, told = read_tensors(args.checkpoint), args.num_heads, gpt2.Told()
   if args.kind == "gpt2":
-    told = gpt2.read_config(Path(args.checkpoint).expanduser())
+    told = gpt2.read_config(expanded(args.checkpoint))
     if None not in (num_heads, told.num_heads) and num_heads != told.num_heads:
       raise OptionError(f"--num_heads={num_heads}, but config.json has n_head={told.num_heads};"
                         " leave the option out, or correct the file")
@@ -109,9 +110,9 @@ def convert(args: argparse.Namespace) -> str:
 
 def _new_directory(name: str) -> Path:
   try:
-    output = Path(name).expanduser().absolute()
+    output = expanded(name).absolute()
     exists = output.exists()
-  except (OSError, RuntimeError, ValueError) as error:
+  except (OSError, UserError, ValueError) as error:
     raise UserError(f"--output={name!r} cannot be a directory: {error}; choose another") from error
   if exists:
     raise UserError(f"{output} exists; choose another --output, or remove it")
@@ -178,7 +179,7 @@ def load_converted(directory: str | Path) -> Imported:
   Raises:
     CheckpointError: `directory` is not what the command writes, or is damaged.
   """
-  directory = Path(directory).expanduser().absolute()
+  directory = expanded(directory).absolute()
   device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   try:
     description = json.loads((directory / "model.json").read_text(encoding="utf-8"))

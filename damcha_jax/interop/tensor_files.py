@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from damcha_jax.errors import UserError
+from damcha_jax.files import expanded, replacing
 
 # Keys under which training programs put a state dict beside other things.
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "model_state", "params")
@@ -69,10 +70,7 @@ def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
   Raises:
     TensorFileError: the file is missing, damaged, of another kind, or holds more than tensors.
   """
-  try:
-    path = Path(path).expanduser()
-  except RuntimeError as error:
-    raise TensorFileError(f"{path} cannot be read: {error}") from error
+  path = expanded(path)
   readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
   readers.update(dict.fromkeys((".pt", ".pth", ".bin"), _read_torch))
   if path.suffix not in readers:
@@ -132,7 +130,7 @@ def write_safetensors(
   Raises:
     TensorFileError: it cannot be written.
   """
-  path = Path(path).expanduser()
+  path = expanded(path)
   codes = {dtype: code for code, dtype in _SAFETENSORS.items()}
   header: dict[str, Any] = {"__metadata__": dict(metadata or {})}
   offset = 0
@@ -142,16 +140,12 @@ def write_safetensors(
     offset += array.nbytes
   text = json.dumps(header).encode()
   text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8 bytes
-  partial = path.with_name(f".{path.name}.{os.getpid()}")
   try:
-    with open(partial, "wb") as file:
+    with replacing(path) as partial, open(partial, "wb") as file:
       file.write(len(text).to_bytes(8, "little") + text)
       for array in arrays.values():
         file.write(np.ascontiguousarray(array).tobytes())
-    partial.replace(path)
   except OSError as error:
-    if partial.exists():
-      partial.unlink()
     raise TensorFileError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
@@ -162,14 +156,17 @@ def read_safetensors_metadata(path: str | Path) -> dict[str, str]:
     TensorFileError: the file is missing or damaged.
   """
   try:
-    with open(Path(path).expanduser(), "rb") as file:
+    with open(expanded(path), "rb") as file:
       size = int.from_bytes(file.read(8), "little")
       if size > os.fstat(file.fileno()).st_size:
         raise ValueError("its header is longer than the file")
-      return json.loads(file.read(size)).get("__metadata__", {})
+      metadata = json.loads(file.read(size)).get("__metadata__", {})
+    if not (isinstance(metadata, dict) and all(isinstance(one, str) for one in metadata.values())):
+      raise ValueError("its metadata are no texts by name")
+    return metadata
   except OSError as error:
     raise TensorFileError(f"{path} cannot be read: {error.strerror or error}") from error
-  except (ValueError, AttributeError) as error:
+  except (AttributeError, RecursionError, ValueError) as error:
     raise TensorFileError(f"{path} is damaged: {error}") from error
 
 

@@ -19,6 +19,7 @@ from damcha_jax.data.source_target import Encoded, EvalRows, Limits, TrainRows
 from damcha_jax.data.text_pairs import Example
 from damcha_jax.data.tokenizers import Tokenizer, load_tokenizer
 from damcha_jax.errors import DataError
+from damcha_jax.files import expanded
 from damcha_jax.models.decoder import make_decoder
 from damcha_jax.training.decoder import decoder_task, sums_per_row
 from damcha_jax.training.task import Task
@@ -56,7 +57,7 @@ def load_texts(config: TextGenerationConfig) -> Texts:
 def _load(dataset: str, data: TextDataConfig, vocab_size: int) -> Texts:
   pairs = text_pairs.load_pairs(dataset, data.data_dir, data.direction)
   content_hash = pairs.file_hash("train")
-  cache_dir = Path(data.data_dir).expanduser() / "tokens"
+  cache_dir = expanded(data.data_dir) / "tokens"
   texts = (text for one in pairs.examples("train") for text in (one.source, *one.references))
   tokenizer = load_tokenizer(data.tokenizer, texts, content_hash, vocab_size, cache_dir)
   name = hashlib.sha256(f"{content_hash} {tokenizer.fingerprint}".encode()).hexdigest()[:16]

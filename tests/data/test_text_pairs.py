@@ -139,6 +139,12 @@ def test_a_folder_of_ones_own(tmp_path):
   assert pairs.examples("validation") == (Example("a b", ("c d", "e\u2028f")),)
 
 
+def test_files_from_windows_are_read_as_others(tmp_path):
+  folder = _folder(tmp_path, train="\ufeffa\tb\tc\r\nd\te\r\n", validation="x\ty\n")
+  assert load_pairs(folder, "nowhere").examples("train") == (Example("a", ("b", "c")),
+                                                             Example("d", ("e",)))
+
+
 def test_what_is_missing_or_damaged_is_named(tmp_path):
   with pytest.raises(ConfigError, match="unknown dataset 'wmt15'; use one of wmt14"):
     load_pairs("wmt15", "nowhere")

@@ -117,6 +117,12 @@ def _edited(directory: pathlib.Path, tmp_path: pathlib.Path, **changes: object) 
     ({"encoder_layers": 1}, "encoder.layers.*has shape"),
     ({"decoder_layers": 4}, "decoder.layers.*has shape"),
     ({"d_model": 24}, "has shape"),
+    *(({"d_model": value}, "has d_model=.*, which is no") for value in ("8", [8], 8.0, True)),
+    *(({"d_model": value}, "has d_model=.*, which is not from") for value in (-8, 0, 10**12)),
+    ({"encoder_attention_heads": 0}, "has encoder_attention_heads=0"),
+    ({"decoder_attention_heads": 7}, "decoder_attention_heads=7, which do not divide"),
+    ({"scale_embedding": "no"}, "has scale_embedding='no', which is no bool"),
+    ({"pad_token_id": 10**6}, "has pad_token_id=1000000, which is not from"),
 ])
 def test_other_models_are_refused(directory, tmp_path, changes, message) -> None:
   with pytest.raises(WeightsError, match=message) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 
 from flax import traverse_util
@@ -11,6 +12,7 @@ import pytest
 from random_weights import random_images
 from random_weights import random_tensors
 
+from damcha_jax.errors import UserError
 from damcha_jax.evaluation import inception
 from damcha_jax.evaluation import published
 from damcha_jax.evaluation.report import MetricError
@@ -126,6 +128,21 @@ def test_only_the_published_file_is_taken_unless_told(
   damaged.write_bytes(small_file.read_bytes()[:-7])
   with pytest.raises(tensor_files.TensorFileError, match="damaged"):
     inception.load_inception(damaged, allow_other_weights=True)
+
+
+@pytest.mark.parametrize("metadata", [3, [1], {"source_sha256": 3}])
+def test_metadata_of_another_kind_are_refused(tmp_path: pathlib.Path, metadata) -> None:
+  path = tmp_path / "x.safetensors"
+  header = json.dumps({"__metadata__": metadata}).encode()
+  path.write_bytes(len(header).to_bytes(8, "little") + header)
+  with pytest.raises(tensor_files.TensorFileError, match="damaged: its metadata are no texts"):
+    inception.load_inception(path, allow_other_weights=True)
+
+
+@pytest.mark.parametrize("path", ["~no-such-user/x.pth", "x" * 5000])
+def test_a_path_that_cannot_be_is_named(path: str) -> None:
+  with pytest.raises(UserError, match="cannot be read"):
+    inception.load_inception(path)
 
 
 def test_a_converted_file_is_known_by_its_source(

@@ -116,7 +116,8 @@ def load_tokenizer(kind: str, texts: Iterable[str], content_hash: str, vocab_siz
   if path and path.is_file():
     try:
       description, _, checksum = path.read_text(encoding="utf-8").partition("\n")
-      if checksum != _checksum(description):
+      # An earlier version wrote none; what was cut short cannot be parsed.
+      if checksum and checksum != _checksum(description):
         raise DataError("it was changed after it was written")
       return BpeTokenizer(description)
     except (DataError, OSError, UnicodeDecodeError) as error:

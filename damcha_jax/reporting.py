@@ -105,11 +105,11 @@ def _block(title: str, rows: list[Row]) -> str:
   for row in rows:
     column = row["metric"]
     columns[column] = None
-    cells[row["attention"], column] = _number(row["value"]) + (
+    cells[row["attention"], column] = format_number(row["value"]) + (
         f" ± {row['spread']:.2g}" if row["spread"] else "")
     if any(other["paper"] is not None for other in rows if other["metric"] == column):
       columns["paper's " + column] = None
-      cells[row["attention"], "paper's " + column] = _number(row["paper"])
+      cells[row["attention"], "paper's " + column] = format_number(row["paper"])
   attentions = list(dict.fromkeys(row["attention"] for row in rows))
   lines = [[title, *columns]] + [
       [attention, *(cells.get((attention, column), "") for column in columns)]
@@ -121,7 +121,19 @@ def _block(title: str, rows: list[Row]) -> str:
       for line in lines)
 
 
-def _number(value: Optional[float]) -> str:
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+  """A Markdown table whose columns are of equal width also as plain text; the first names rows."""
+  lines = [header, *rows]
+  widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
+  texts = ["| " + " | ".join([line[0].ljust(widths[0]),
+                              *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:]))])
+           + " |" for line in lines]
+  rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+  return "\n".join([texts[0], "| " + " | ".join(rule) + " |", *texts[1:]])
+
+
+def format_number(value: Optional[float]) -> str:
+  """Four digits; `-` for None."""
   if value is None:
     return "-"
   if abs(value) >= 1e4:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 import json
 from pathlib import Path
-import textwrap
 from typing import Any, NamedTuple, Optional
 
 from ml_collections import ConfigDict
@@ -25,6 +24,7 @@ from damcha_jax.training.image_generation import image_generation_task
 from damcha_jax.training.reevaluation import drift_of_blocks, reevaluate
 from damcha_jax.training.text_generation import text_generation_task
 from damcha_jax.training.workdir import Workdir, write_atomically
+from experiments import ablations_report
 from experiments import common
 from experiments import image_generation
 from experiments import metrics
@@ -56,10 +56,6 @@ TABLE3_INFERENCE = {"full": "DAMCHA", "diagonal": "Diagonal-only",
 TABLE4_VARIANTS = {"static": "w/o $f(x)$+share", "unshared": "w/o share", "full": "DAMCHA"}
 COLUMNS = {"fid_group_mean": "mean", "fid_top50": "top50", "bartscore_mean": "mean",
            "bartscore_top50": "top50"}
-# What is printed of all that `summary.json` holds.
-DRIFT = ("block_drift", "block_spread", "block_spread_max", "block_difference")
-PRINTED = {*COLUMNS, *DRIFT, "nats_per_token", "mse_unpaired_mean", "nll_mean", "adaptivity",
-           "num_params", "mse_unrelated", "fid_real_group_mean"}
 
 
 class Cell(NamedTuple):
@@ -162,7 +158,7 @@ def summarize(config: AblationsConfig, workdir: Path,
                          cells[0].family.distributions)
   reporting.write_summary(workdir / "summary.json", config.experiment,
                           f"{config.name}:{config.size}", rows)
-  report = _report(config, rows)
+  report = ablations_report.report(config, rows)
   write_atomically(workdir / "report.md", report)
   print(f"{report}\nResults are in {workdir}")
   return rows
@@ -192,49 +188,11 @@ def _figure(cell: Cell, metric: str, paper: dict[str, Any]) -> Optional[float]:
 
 def _drifts(cell: Cell) -> Iterator[Measurement]:
   for attention, seed, own in common.runs(cell.config):
-    drift = Workdir(common.run_dir(cell.directory, attention, seed)).read_json("drift.json", DRIFT)
-    for metric in DRIFT:
+    drift = Workdir(common.run_dir(cell.directory, attention, seed)).read_json(
+        "drift.json", ablations_report.DRIFT)
+    for metric in ablations_report.DRIFT:
       yield Measurement(attention, own.dataset, "train", metric, drift[metric], "1", seed,
                         cell.name)
-
-
-def _report(config: AblationsConfig, rows: list[reporting.Row]) -> str:
-  """Tables with a line per variant, and what they can show."""
-  lines = [{**row, "attention": row["variant"] or row["attention"], "variant": None}
-           for row in rows if row["metric"] in PRINTED]
-  text = [f"# {config.name}:{config.size}", f"```\n{reporting.format_table(lines)}\n```"]
-  if not all(row["comparable"] for row in rows if row["paper"] is not None):
-    text.append("The paper's figures are for its own data and size, which these are not.")
-  drifts = [row for row in rows if row["metric"] in DRIFT]
-  if drifts:
-    text.append(_what_blocks_show(drifts))
-  return "\n\n".join(text) + "\n"
-
-
-def _what_blocks_show(drifts: list[reporting.Row]) -> str:
-  largest = {metric: max(row["value"] for row in drifts if row["metric"] == metric)
-             for metric in DRIFT}
-  smallest = min(row["value"] for row in drifts if row["metric"] == "block_drift")
-  moved = " to ".join(dict.fromkeys(f"{rms:.2g}" for rms in (smallest, largest["block_drift"])))
-  is_rounding = largest["block_spread"] < 1e-4 * smallest
-  cause = ("rounding" if is_rounding else "more than float32's rounding: weight decay, "
-           "block_ablation_train or a narrower param_dtype told them apart")
-  return textwrap.fill(
-      "What leaving out blocks can and cannot show. The metric of head i is m_i = sum_j M_ij, so "
-      "every block of a row gets the same gradient, and Adam, which treats all entries alike, the "
-      f"same updates. Here training moved the blocks by {moved} (`block_drift`, a root mean square "
-      "over the last layers of f_theta), and those of one row apart by at most "
-      f"{largest['block_spread_max']:.2g} (`block_spread_max`), which is {cause}; at the start "
-      f"they were up to {largest['block_difference']:.2g} apart (`block_difference`), and still "
-      "are. What was learned is thus in all H blocks of a row in equal parts. Inference with the "
-      "diagonal alone keeps 1/H of it and one of H initial values, off-diagonal the other "
-      "(H-1)/H. If that makes a model worse, its metric has the wrong size and lost initial "
-      "values that the rest was trained around. It does not show that off-diagonal blocks hold "
-      "interactions between heads that diagonal ones lack: no training on their sum can tell them "
-      "apart. The control is `shifted`, one other block of each row in place of the diagonal one, "
-      "which must do as well as the diagonal, up to the luck of initial values. A model that is "
-      "trained without them (`block_ablation_train`) has the same functions to choose from, and "
-      "differs in how its metric starts and how fast it learns.", width=100)
 
 
 if __name__ == "__main__":

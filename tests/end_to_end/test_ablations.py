@@ -15,6 +15,7 @@ from damcha_jax.config import AblationsConfig, freeze
 from damcha_jax.errors import WorkdirError
 from damcha_jax.training.workdir import Workdir
 from experiments import ablations
+from experiments import ablations_report
 from experiments import common
 from experiments import evaluate
 from experiments import plan
@@ -73,20 +74,60 @@ def test_every_figure_of_tables_3_and_4_stands_beside_its_cell():
   assert cells["depth7-off_diagonal"].directory == Path("w/wmt14/depth7-off_diagonal")
 
 
+_ROW = dict(attention="damcha", dataset="x", split="train", variant="full", paper=None,
+            comparable=False, spread=None, unit="1")
+
+
+def _report(config, *rows):
+  return ablations_report.report(config, [{**_ROW, **row} for row in rows])
+
+
 def test_the_report_says_what_leaving_out_blocks_can_show_and_not_more_than_was_measured():
-  config = freeze(table4.get_config("smoke"), AblationsConfig)
-  row = dict(attention="damcha", dataset="x", split="train", variant="full", paper=None,
-             comparable=False, spread=None)
+  config = freeze(table3.get_config("smoke"), AblationsConfig)
   drifts = {"block_drift": 0.25, "block_spread": 1e-9, "block_spread_max": 1e-8,
             "block_difference": 0.125}
-  report = lambda **more: " ".join(ablations._report(config, [
-      {**row, "metric": metric, "value": value} for metric, value in {**drifts, **more}.items()
-  ]).split())
+  report = lambda **more: " ".join(_report(config, *(
+      dict(metric=metric, value=value) for metric, value in {**drifts, **more}.items())).split())
   assert "moved the blocks by 0.25 (" in report() and "at most 1e-08" in report()
   assert "which is rounding" in report() and "up to 0.12 apart" in report()
   assert "more than float32's rounding: weight decay" in report(block_spread=1e-3)
-  assert "What leaving out blocks" not in ablations._report(config, [
-      {**row, "metric": "num_params", "value": 1.0}])
+  assert "What leaving out blocks" not in _report(config, dict(metric="num_params", value=1.0))
+
+
+def test_the_report_can_be_read_alone():
+  config = freeze(table4.get_config("smoke"), AblationsConfig)
+  fid = dict(metric="fid_top50", split="test", value=None, note="no weights", unit="distance")
+  loss = dict(metric="nats_per_token", split="test", unit="nats/token")
+  rows = [dict(metric="num_params", value=12_345.0, variant="static"),
+          dict(metric="num_params", value=23_456.0), dict(metric="adaptivity", value=0.25),
+          {**loss, "value": 1.5}, {**loss, "value": 1.25, "variant": "full, held_out"},
+          dict(metric="mse_unrelated", split="test", value=0.5, variant=None, unit="1"),
+          {**fid, "variant": "static", "paper": 76.55}, {**fid, "variant": "rowsum"},
+          dict(metric="block_drift", value=0.1)]
+  text = _report(config, *rows)
+  cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()
+           if line.startswith("|")]
+  assert ["", "loss, test [nats/token]", "loss, test, held_out [nats/token]",
+          "MSE to unrelated image, test [1]"] in cells
+  assert ["full", "1.5", "1.25", ""] in cells and ["real images", "", "", "0.5"] in cells
+  assert ["static", "(a)", "76.55"] in cells and ["rowsum", "(a)", ""] in cells
+  assert "(a) no weights" in text and "`rowsum` stores only the sums" in text
+  assert ["static", "12,345", "0 (a)"] in cells and ["full", "23,456", "0.25"] in cells
+  assert "(a) by definition: a static metric reads no context" in text
+  flat = " ".join(text.split())
+  assert "What leaving out blocks" not in flat and "With one seed there is no spread" in flat
+  assert "(parameters: static 12,345, full 23,456)" in flat
+  several = dataclasses.replace(config, seeds=(0, 1))
+  text = _report(several, {**loss, "value": 1.5, "spread": 0.125})
+  assert "1.5 ± 0.12" in text and "over 2 seeds" in " ".join(text.split())
+
+
+def test_sets_that_stand_on_one_sample_have_tables_of_their_own():
+  config = freeze(table4.get_config("smoke"), AblationsConfig)
+  text = _report(config, *(dict(metric="num_params", value=value, section=section)
+                           for section, value in (("cifar10", 11.0), ("cifar100", 12.0))))
+  assert text.index("## cifar10 on x") < text.index(" 11 ") < text.index("## cifar100 on x")
+  assert text.index("## cifar100 on x") < text.index(" 12 ")
 
 
 @pytest.mark.parametrize("arguments, status, message", [

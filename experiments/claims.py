@@ -8,13 +8,15 @@ all that was read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
 import functools
-from typing import Any, NamedTuple
+import re
+from typing import Any, NamedTuple, Optional
 
 from damcha_jax.reporting import Row
 from experiments import paper_tables
 from experiments.document import Block, Code, Heading, Paragraph, Table
-from experiments.results import Result, SIZES
+from experiments.results import Result, SMOKE, by_size
 
 REPORT = "python -m experiments.report --results=results --out=runs/report"
 
@@ -23,7 +25,12 @@ NOT_REPRODUCED = "not reproduced"
 INCONSISTENT = "inconsistent in the paper"
 NEEDS_HARDWARE = "needs hardware"
 NOT_RUN = "not run here"
+UNDECIDED = "undecided"
 _ONLY = "holds only under "
+# What these compute at the sizes that they name has no data, and holds for any.
+_OF_NO_DATA = ("theory", "efficiency")
+# Values of a config that choose among runs, and change none.
+_CHOICES = ("attentions", "seeds", "datasets", "variants", "inference", "sets", "exploratory")
 
 
 def holds_only_under(condition: str) -> str:
@@ -31,8 +38,17 @@ def holds_only_under(condition: str) -> str:
 
 
 class Verdict(NamedTuple):
+  """What became of a claim.
+
+  Attributes:
+    status: one of the above.
+    evidence: why, in sentences.
+    sizes: at which it was decided, as `Evidence.sizes`; None: by all that was read.
+  """
+
   status: str
   evidence: str
+  sizes: Optional[str] = None
 
 
 class Absent(Exception):
@@ -40,12 +56,16 @@ class Absent(Exception):
 
 
 class Evidence:
-  """Rows and the paper's figures, and the `commands` that made what was read."""
+  """Rows and the paper's figures, and the `commands` that made what was read.
+
+  Runs of a few steps are not among them.
+  """
 
   def __init__(self, results: Sequence[Result], paper: Mapping[str, Any]):
     # What counts more is asked first.
-    self._results = sorted(results, key=lambda one: (SIZES + (one.size,)).index(one.size))
+    self._results = [one for one in by_size(results) if one.size != SMOKE]
     self._paper = paper
+    self._read: dict[str, tuple[Result, list[Row]]] = {}  # by name, ordered
     self.commands: dict[str, None] = {}  # ordered
 
   @property
@@ -58,7 +78,11 @@ class Evidence:
     return functools.reduce(lambda tree, key: tree[key], path, self.paper)
 
   def rows(self, experiment: str, config: str = "", **fields: Any) -> list[Row]:
-    """The rows with these fields and a value, of the largest run that has any.
+    """The rows with these fields and a value, of the largest run that has any; see `found`."""
+    return self.found(experiment, config, **fields)[1]
+
+  def found(self, experiment: str, config: str = "", **fields: Any) -> tuple[Result, list[Row]]:
+    """The largest run that has rows with these fields and a value, and them.
 
     Raises:
       Absent: none has.
@@ -68,8 +92,8 @@ class Evidence:
         found = [row for row in result.rows if row["value"] is not None
                  and all(row.get(key) == value for key, value in fields.items())]
         if found:
-          self.commands[result.command] = None
-          return found
+          self._note(result, found)
+          return result, found
     raise Absent
 
   def value(self, experiment: str, **fields: Any) -> float:
@@ -83,12 +107,43 @@ class Evidence:
     rivals = {result.name: row for result, row in cells.get(other, ()) if row["value"] is not None}
     for result, row in cells.get(path, ()):
       if row["value"] is not None and result.name in rivals:
-        self.commands[result.command] = None
+        self._note(result, [row, rivals[result.name]])
         yield result, row, rivals[result.name]
+
+  def aside(self) -> Evidence:
+    """The same, but what is read of it decides nothing; its commands are kept."""
+    aside = copy.copy(self)
+    aside._read = {}
+    return aside
+
+  def _note(self, result: Result, rows: Sequence[Row]) -> None:
+    self.commands[result.command] = None
+    self._read.setdefault(result.name, (result, []))[1].extend(rows)
+
+  @property
+  def sizes(self) -> str:
+    """At which all was measured that was read; nothing where that is the paper's."""
+    small = [measured_at(result, rows) for result, rows in self._read.values()
+             if not all(row["comparable"] for row in rows)
+             and not (result.experiment in _OF_NO_DATA and result.size == "paper")]
+    return " and ".join(dict.fromkeys(small))
 
   @functools.cached_property
   def _cells(self) -> paper_tables.Found:
-    return paper_tables.locate(self._results)
+    found = paper_tables.locate(self._results)
+    return {path: [(result, row) for result, row in pairs
+                   if not paper_tables.is_stand_in(path, row)] for path, pairs in found.items()}
+
+
+def measured_at(result: Result, rows: Sequence[Row]) -> str:
+  """Size, data and number of seeds, such as '`mix:cpu`, sample data, 3 seeds'."""
+  data = dict.fromkeys("sample data" if name.startswith("sample_") else name
+                       for row in rows for name in result.data(row))
+  counts = [len(row["seeds"]) for row in rows if row["seeds"]]
+  seeds = [f"{span(counts)} seed" + ("" if max(counts) == 1 else "s")] if counts else []
+  changed = re.search(rf" --config\.(?!({'|'.join(_CHOICES)})=)", result.command)
+  return ", ".join([f"`{result.config}`" + (" with other values" if changed else ""),
+                    some(list(data)), *seeds])
 
 
 class Claim(NamedTuple):
@@ -113,6 +168,16 @@ class Judged(NamedTuple):
   claim: Claim
   verdict: Verdict
   commands: tuple[str, ...]  # that made the evidence
+  sizes: str  # that decided it, where they are not the paper's
+
+  @property
+  def status(self) -> str:
+    return f"{self.verdict.status} ({self.sizes})" if self.sizes else self.verdict.status
+
+  @property
+  def kind(self) -> str:
+    kind = f"{_ONLY}a condition" if self.verdict.status.startswith(_ONLY) else self.verdict.status
+    return f"{kind} at a small size" if self.sizes else kind
 
 
 def judge(claims: Sequence[Claim], results: Sequence[Result],
@@ -125,7 +190,10 @@ def judge(claims: Sequence[Claim], results: Sequence[Result],
     except Absent:
       verdict = Verdict(claim.absent, "No result that could decide it is among those published.")
       evidence.commands.clear()
-    judged.append(Judged(claim, verdict, tuple(evidence.commands)))
+    decided = verdict.status not in (INCONSISTENT, NEEDS_HARDWARE, NOT_RUN)
+    judged.append(Judged(claim, verdict, tuple(evidence.commands),
+                         (evidence.sizes if verdict.sizes is None else verdict.sizes)
+                         if decided else ""))
   return judged
 
 
@@ -133,20 +201,20 @@ def as_blocks(judged: Sequence[Judged]) -> list[Block]:
   """A table of all, and each with its evidence."""
   counts: dict[str, int] = {}
   for one in judged:
-    kind = (f"{_ONLY}a condition" if one.verdict.status.startswith(_ONLY)
-            else one.verdict.status)
-    counts[kind] = counts.get(kind, 0) + 1
+    counts[one.kind] = counts.get(one.kind, 0) + 1
   blocks: list[Block] = [
       Paragraph("Every claim that can be tested, in the paper's order. Statuses and numbers are "
                 "computed from the rows in `results/` and from the paper's own tables "
                 "(`results/paper.json`), so they change when results do. **Inconsistent in the "
                 "paper** means that its own tables say otherwise; **needs hardware**, that only "
                 "its own sizes decide; **not run here**, that the command is there and its "
-                "result is not."),
+                "result is not; **undecided**, that intervals or single seeds do not tell. A "
+                "status that names a config in brackets is of that size and of these data, not of "
+                "the paper's. Runs of the size `smoke` decide nothing."),
       Paragraph(f"{len(judged)} claims: " + ", ".join(
           f"{count} {kind}" for kind, count in counts.items()) + "."),
       Table("All claims and their statuses.", (REPORT,), ("Section", "Claim", "Status"),
-            tuple((f"{index}. {one.claim.section}", one.claim.text, one.verdict.status)
+            tuple((f"{index}. {one.claim.section}", one.claim.text, one.status)
                   for index, one in enumerate(judged, 1)))]
   for index, one in enumerate(judged, 1):
     blocks += _block(index, one)
@@ -156,10 +224,10 @@ def as_blocks(judged: Sequence[Judged]) -> list[Block]:
 def _block(index: int, one: Judged) -> Iterator[Block]:
   yield Heading(3, f"Claim {index}: {one.claim.section}")
   yield Paragraph(one.claim.text)
-  yield Paragraph(f"**{one.verdict.status[0].upper()}{one.verdict.status[1:]}.** "
+  yield Paragraph(f"**{one.status[0].upper()}{one.status[1:]}.** "
                   f"{one.verdict.evidence}")
   # What would decide it; nothing has to where the paper contradicts itself, or it is decided.
-  is_open = one.verdict.status in (NEEDS_HARDWARE, NOT_RUN)
+  is_open = one.verdict.status in (NEEDS_HARDWARE, NOT_RUN, UNDECIDED)
   decisive = [command for command in one.claim.commands
               if command not in one.commands and (is_open or not one.commands)]
   yield Code((*(f"{command}  # the evidence" for command in one.commands),

@@ -300,30 +300,6 @@ def adapts(evidence: Evidence) -> Verdict:
   return Verdict(_split(held, failed), text)
 
 
-def less_overfitting(evidence: Evidence) -> Verdict:
-  """3.4: validation less training loss, with a generator per layer and with one for all."""
-  return _unshared(evidence, "generalization_gap", "Validation less training loss, in nats",
-                   lambda unshared, shared: unshared > shared)
-
-
-def fewer_parameters(evidence: Evidence) -> Verdict:
-  return _unshared(evidence, "num_params", "Parameters",
-                   lambda unshared, shared: unshared > shared)
-
-
-def _unshared(evidence: Evidence, metric: str, what: str,
-              claimed: Callable[[float, float], bool]) -> Verdict:
-  shared, unshared = ({row["dataset"]: row for row in evidence.rows(
-      "study", metric=metric, attention=name)} for name in ("damcha", "damcha_unshared"))
-  both = [name for name in unshared if name in shared]
-  lines = [f"{name} {with_spread(unshared[name])} with a generator for each layer, "
-           f"{with_spread(shared[name])} with one" for name in both]
-  held = [name for name in both if claimed(unshared[name]["value"], shared[name]["value"])]
-  failed = [name for name in both if name not in held]
-  return Verdict(_split([f"`{name}`" for name in held], failed),
-                 f"{what}: {some(lines)}.")
-
-
 def grows(metric: str, tasks: Sequence[str]) -> Callable[[Evidence], Verdict]:
   """5.6: a slope of DAMCHA's gap to MHA that is above 0 beyond its interval."""
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 import math
 
 from experiments.claims import (Absent, Evidence, INCONSISTENT, NEEDS_HARDWARE, NOT_REPRODUCED,
-                                REPRODUCED, Verdict, holds_only_under, number, some, with_spread)
-from experiments.paper_tables import Path, readable
+                                REPRODUCED, Verdict, holds_only_under, measured_at, number, some,
+                                with_spread)
+from experiments.paper_tables import CIFAR as IMAGES, Path, in_layers, readable
 
-IMAGES, TEXTS = ("CIFAR-10", "CIFAR-100"), ("WMT", "CommonGen")
+TEXTS = ("WMT", "CommonGen")
 SETS = (*IMAGES, *TEXTS)
 RIVALS = ("MHA", "THA", "DCMHA", "ColMHA", "MMA", "MoA")
 IMAGE_METRICS = ("mse_mean", "mse_q25", "mse_q75", "fid_mean", "fid_q25", "fid_q75", "fid_top50")
@@ -72,7 +73,7 @@ def gain(evidence: Evidence, better: Path, worse: Path) -> float:
 
 
 def label(path: Path) -> str:
-  return " ".join(f"{part} layers" if part in DEPTHS else readable(part) for part in path[1:])
+  return " ".join(in_layers(part) if part in DEPTHS else readable(part) for part in path[1:])
 
 
 def exceptions(evidence: Evidence, pairs: Iterable[Pair]) -> list[str]:
@@ -102,17 +103,17 @@ def at_paper_size(evidence: Evidence, pairs: Sequence[Pair]) -> Verdict:
     for result, row, other in evidence.both(path, rival):
       line = f"{label(path)} {with_spread(row)}, {label(rival)} {with_spread(other)}"
       if not (row["comparable"] and other["comparable"]):
-        smaller.append(f"{line} (`{result.config}`)")
+        smaller.append(f"{line} ({measured_at(result, [row, other])})")
       elif is_better(path, row["value"], other["value"]):
         won.append((path, rival, line))
       else:
         lost.append((path, rival, line))
   if lost:
     return Verdict(NOT_REPRODUCED, f"At the paper's size {len(lost)} of {len(lost) + len(won)} "
-                   f"comparisons are the other way: {some([line for *_, line in lost])}.")
+                   f"comparisons are the other way: {some([line for *_, line in lost])}.", "")
   if {one[:2] for one in won} == set(pairs):
     return Verdict(REPRODUCED, f"At the paper's size all {len(pairs)} comparisons are as claimed: "
-                   f"{some([line for *_, line in won])}.")
+                   f"{some([line for *_, line in won])}.", "")
   text = (f"The paper's tables bear it out in all {len(pairs)} comparisons. At its size "
           f"{len({one[:2] for one in won})} of them have been run.")
   return Verdict(NEEDS_HARDWARE, text + (
@@ -216,30 +217,7 @@ def largest_on_mix(evidence: Evidence) -> Verdict:
              for rival in ("MHA", "DCMHA")):
     return Verdict(INCONSISTENT, f"Gains in the paper's table: {text}.")
   return Verdict(NEEDS_HARDWARE, f"Gains in the paper's table: {text}. Differences at these losses "
-                 "take runs of its size." + _study_gains(evidence))
-
-
-def with_study(decide: Callable[[Evidence], Verdict]) -> Callable[[Evidence], Verdict]:
-  """Adds what the study saw at its size, which cannot decide a claim about the paper's."""
-  return lambda evidence: _add(decide(evidence), _study_gains(evidence))
-
-
-def _add(verdict: Verdict, text: str) -> Verdict:
-  return verdict._replace(evidence=verdict.evidence + text)
-
-
-def _study_gains(evidence: Evidence) -> str:
-  lines = []
-  for baseline in ("mha", "dcmha"):
-    for name in ("text", "text8", "mix"):
-      fields = dict(attention="damcha", dataset=name, split="test", variant=None)
-      try:
-        row = evidence.rows("study", metric=f"nats_minus_{baseline}", **fields)[0]
-      except Absent:
-        continue
-      lines.append(f"{name} less {baseline} {with_spread(row)}")
-  return (f" At the study's size DAMCHA's test loss less another's, in nats: {'; '.join(lines)}."
-          if lines else "")
+                 "take runs of its size.")
 
 
 def perplexities(evidence: Evidence) -> Verdict:
@@ -376,21 +354,6 @@ def narrowing(evidence: Evidence) -> Verdict:
                    for top in ("top1", "top5"))
   held = all(leads[top, 500] < leads[top, 100] for top in ("top1", "top5"))
   return Verdict(NEEDS_HARDWARE if held else INCONSISTENT, f"DAMCHA's lead in Table 6: {text}.")
-
-
-def shifted(evidence: Evidence) -> Verdict:
-  """Trained on enwik8 and tested on text8 (a file of both), against enwik8 throughout."""
-  leads = {}
-  for name in ("shift.txt", "enwik8"):
-    rows = {row["attention"]: row for row in evidence.rows(
-        "gpt2_enwik8", dataset=name, split="test", metric="nats_per_token", variant=None)}
-    if not {"mha", "damcha"} <= set(rows):
-      raise Absent
-    leads[name] = rows["mha"]["value"] - rows["damcha"]["value"]
-  return Verdict(REPRODUCED if leads["shift.txt"] > max(0.0, leads["enwik8"]) else NOT_REPRODUCED,
-                 f"DAMCHA's lead over multi-head attention, in nats per character: "
-                 f"{number(leads['shift.txt'])} on text8 after training on enwik8, "
-                 f"{number(leads['enwik8'])} on enwik8.")
 
 
 def gflops_equal(evidence: Evidence) -> Verdict:

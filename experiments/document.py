@@ -35,6 +35,7 @@ th, td { border-bottom: 1px solid var(--edge); padding: .25rem .6rem; text-align
   vertical-align: top; max-width: 32rem }
 td:last-child { min-width: 8rem }
 thead th { border-bottom-width: 2px }
+.note { font-size: .875rem; margin: .25rem 0 }
 figure { margin: 1.5rem 0 }
 img { max-width: 100%; height: auto; background: #fff }
 details { margin: 1rem 0 }
@@ -59,12 +60,13 @@ class Code(NamedTuple):
 
 
 class Table(NamedTuple):
-  """Rows of texts; the first of each names its row."""
+  """Rows of texts; the first of each names its row. Cells refer to `notes` as [1], [2], .."""
 
   caption: str
   commands: tuple[str, ...]
   header: tuple[str, ...]
   rows: tuple[tuple[str, ...], ...]
+  notes: tuple[str, ...] = ()
 
 
 class Figure(NamedTuple):
@@ -116,13 +118,14 @@ def _html(block: Block, anchors: dict[Heading, str]) -> str:
       return f"<p>{_inline(text)}</p>"
     case Code(lines):
       return f"<pre><code>{html.escape(chr(10).join(lines))}</code></pre>"
-    case Table(caption, commands, header, rows):
+    case Table(caption, commands, header, rows, notes):
       label = html.escape(re.sub(r"[`*]", "", caption))
       head = "".join(f'<th scope="col">{_inline(cell)}</th>' for cell in header)
       return (f'<div class="scroll" role="region" tabindex="0" aria-label="{label}"><table>'
               f"<caption><span>{_inline(caption)} {_inline(_made_by(commands))}</span></caption>"
               f"<thead><tr>{head}</tr></thead>\n<tbody>"
-              + "\n".join(map(_html_row, rows)) + "</tbody></table></div>")
+              + "\n".join(map(_html_row, rows)) + "</tbody></table></div>"
+              + "".join(f'<p class="note">{_inline(note)}</p>' for note in _numbered(notes)))
     case Figure(path, alt, caption, commands):
       data = base64.b64encode(path.read_bytes()).decode()
       source = f"data:{_MEDIA[path.suffix]};base64,{data}"
@@ -132,6 +135,10 @@ def _html(block: Block, anchors: dict[Heading, str]) -> str:
       return (f"<details><summary>{_inline(title)}</summary>\n"
               + "\n".join(_html(one, anchors) for one in inner) + "\n</details>")
   raise TypeError(f"no block: {block!r}")
+
+
+def _numbered(notes: Sequence[str]) -> list[str]:
+  return [f"[{index}] {note}" for index, note in enumerate(notes, 1)]
 
 
 def _html_row(row: tuple[str, ...]) -> str:
@@ -165,11 +172,12 @@ def _markdown(blocks: Iterable[Block], folder: Path) -> Iterator[str]:
         yield _escape(text)
       case Code(lines):
         yield "\n".join(["```bash", *lines, "```"])
-      case Table(caption, commands, header, rows):
+      case Table(caption, commands, header, rows, notes):
         yield f"{_escape(caption)} {_made_by(commands)}"
         lines = [header, ("---",) * len(header), *rows]
         yield "\n".join("| " + " | ".join(_escape(cell).replace("|", "\\|") for cell in line) + " |"
                         for line in lines)
+        yield from map(_escape, _numbered(notes))
       case Figure(path, alt, caption, commands):
         yield f"![{_escape(alt)}]({Path(os.path.relpath(path, folder)).as_posix()})"
         yield f"{_escape(caption)} {_made_by(commands)}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from experiments import claims_of_runs as runs
+from experiments import claims_of_study as study
 from experiments import claims_of_tables as tables
 from experiments.claims import Claim, NEEDS_HARDWARE, REPORT
+from experiments.claims_of_study import losses, with_study
 from experiments.claims_of_tables import Percent, better, table1, table2, table3, table5, table6
 from experiments.paper_tables import COSTS, TABLE2, TABLE6, TABLES
 
@@ -71,14 +73,18 @@ _BEST_DIAGONAL = [(("table3", "DAMCHA", "CIFAR-10", "top50", full),
                    ("table3", "Diagonal-only", "CIFAR-10", "top50", diagonal))
                   for full in tables.DEPTHS for diagonal in tables.DEPTHS]
 _THREE = "THA", "DCMHA", "MoA"
+_LARGEST_ON_MIX = with_study(tables.largest_on_mix, losses(
+    study.PRESETS, study.BASELINES, (*study.TEXTS, "mix_decontaminated")), study.on_mixture)
 
 CLAIMS = (
     # Abstract and introduction.
     Claim("Abstract", "DAMCHA outperforms every competing attention consistently, across the "
           "benchmarks (Tables 1, 5 and 6, every cell).",
-          better([*_EVERYWHERE, *table5(), *table6()]), (*_T1, *_T5, TABLE6)),
+          with_study(better([*_EVERYWHERE, *table5(), *table6()]),
+                     losses(study.PRESETS, study.BASELINES)), (*_T1, *_T5, TABLE6)),
     Claim("Abstract", "Learning the full cross-head matrix captures interactions between heads "
-          "that the diagonal blocks lack.", runs.equal_updates, (*ROWSUM, *BLOCKS)),
+          "that the diagonal blocks lack.", with_study(runs.equal_updates, study.blocks),
+          (*ROWSUM, *BLOCKS, *STUDY)),
     Claim("Abstract", "The metric adapts dynamically to the input.", runs.adapts,
           (*STUDY, *_of("table4", "CIFAR-10"))),
     Claim("Abstract", "Computation is comparable to multi-head attention's, or less.",
@@ -88,20 +94,22 @@ CLAIMS = (
     Claim("Section 1", "The gains cost no significant memory.",
           runs.comparable("peak_memory", "Peak memory of a forward pass"), (TABLE2, COSTS)),
     Claim("Section 1", "Gains are stronger on mixed data sets.",
-          tables.with_study(tables.largest_on_mix), (*_T5, *STUDY)),
+          _LARGEST_ON_MIX, _T5),
     Claim("Section 1", "DAMCHA adapts better where the distribution shifts (trained on enwik8, "
-          "tested on text8).", tables.shifted, SHIFT, NEEDS_HARDWARE),
+          "tested on text8).", study.shifted, (*SHIFT, *STUDY), NEEDS_HARDWARE),
     # Sections 3 and 4, Appendix C.
     Claim("Section 3.3", "RowSum raises the bound on the rank of a head's metric, and so relieves "
           "the low-rank bottleneck (also Sections 1 and 3.4).", runs.rank, THEORY),
     Claim("Section 3.3", "As a drop-in replacement it adds negligible overhead.", runs.latency,
           (TABLE2, COSTS)),
     Claim("Section 3.4", "A generator for each layer overfits severely; sharing one mitigates it.",
-          runs.less_overfitting, STUDY),
+          study.less_overfitting, STUDY),
     Claim("Section 3.4", "Sharing the generator reduces the number of parameters.",
-          runs.fewer_parameters, STUDY),
+          study.fewer_parameters, STUDY),
     Claim("Section 3.4, Appendix G", "With a shared generator layers do not pull against each "
-          "other, which makes training stable.", runs.layers_agree, ANALYSIS),
+          "other, which makes training stable.", with_study(
+              runs.layers_agree, losses(("damcha_unshared", "damcha_stack"), ("damcha",))),
+          (*ANALYSIS, *STUDY)),
     Claim("Section 4, Theorem C.1", "DAMCHA contains multi-head attention strictly.",
           runs.embedding, THEORY),
     Claim("Section 4, Theorem C.2", "DAMCHA's optimal risk is no larger than multi-head "
@@ -160,7 +168,9 @@ CLAIMS = (
           tables.order_here(table2("latency_ms", ("WMT",), ("THA", "DCMHA", "MMA", "MoA")),
                             "The paper does not name its device."), (TABLE2,)),
     Claim("Section 5.2", "The improvements are not due to a larger model.",
-          runs.comparable("num_params", "Parameters"), (TABLE2,)),
+          with_study(runs.comparable("num_params", "Parameters"),
+                     losses(("damcha_flops", "damcha_robust_flops"), ("mha",))),
+          (TABLE2, *STUDY)),
     # Section 5.3.
     Claim("Section 5.3, Table 4", "Each percentage printed in Table 4.",
           tables.percentages(*_PRINTED4, then=_FULL4), _T4),
@@ -168,7 +178,8 @@ CLAIMS = (
           better([(_row(dataset, _UNSHARED, column), _row(dataset, _STATIC, column))
                   for dataset in tables.SETS for column in ("mean", "top50")]), _T4),
     Claim("Section 5.3, Table 4", "Generator and sharing both help, on every data set.",
-          better(_FULL4), _T4),
+          with_study(better(_FULL4), losses(("damcha_static", "damcha_unshared"), ("damcha",))),
+          _T4),
     Claim("Section 5.3, Table 4", "Without the generator Top-50 degrades more than the average, on "
           "every data set.", tables.ablation_margins, _T4),
     Claim("Section 5.3", "One model, DAMCHA with a 9-layer generator, has one FID and one "
@@ -185,20 +196,25 @@ CLAIMS = (
           better([pair for column in ("top50", "mean")
                   for pair in table3("Diagonal-only", "Off-diagonal-only", column)]), _T3),
     Claim("Section 5.3", "So off-diagonal blocks hold interactions between heads that are "
-          "essential.", runs.equal_updates, (*ROWSUM, *BLOCKS)),
+          "essential.", with_study(runs.equal_updates, study.blocks),
+          (*ROWSUM, *BLOCKS, *STUDY)),
     # Section 5.4.
     Claim("Section 5.4, Table 5", "DAMCHA has a lower loss and perplexity than MHA and DCMHA on "
-          "all three data sets.", tables.with_study(better(table5())), _T5),
+          "all three data sets.", with_study(
+              better(table5()), losses(study.PRESETS, study.BASELINES, study.TEXTS),
+              losses(("damcha_future",), ("damcha",), ("mix",)),
+              losses(("authors_mma_future", "authors_mma"), ("mha",), ("mix",))),
+          _T5),
     Claim("Section 5.4", "On Mix the loss is 5.19% below MHA's and 3.70% below DCMHA's.",
           tables.mix_percentages, _of("table5", "Mix")),
     Claim("Section 5.4, Table 5", "Each percentage printed in Table 5.",
           tables.percentages(*_PRINTED5, then=table5(rivals=("DCMHA",))), _T5),
     Claim("Section 5.4, Table 5", "Perplexities are exponentials of the losses.",
           tables.perplexities, (REPORT,)),
-    Claim("Section 5.4", "The gains are largest on Mix.",
-          tables.with_study(tables.largest_on_mix), _T5),
+    Claim("Section 5.4", "The gains are largest on Mix.", _LARGEST_ON_MIX, _T5),
     Claim("Section 5.4", "DCMHA is the best of the baselines in Table 1, which is why Tables 5 "
-          "and 6 have no other.", tables.best_baseline, (REPORT,)),
+          "and 6 have no other.", with_study(tables.best_baseline, losses(
+              ("dcmha", "tha", "colmha", "mma", "moa"), ("mha",), ("mix",))), (REPORT,)),
     # Sections 5.5 and 5.6.
     Claim("Section 5.5, Table 6", "DAMCHA has the highest accuracy at every evaluation.",
           better(table6()), (TABLE6,)),
@@ -234,8 +250,10 @@ CLAIMS = (
                             "The paper names neither device nor unit."), (TABLE2,)),
     Claim("Appendix K", "DAMCHA is better than DCMHA by every metric of the generation experiments "
           "and of GPT-2.",
-          better([*(pair for dataset in tables.SETS for pair in table1(dataset, ("DCMHA",))),
-                  *table5(rivals=("DCMHA",))]), (*_T1, *_T5)),
+          with_study(better([*(pair for dataset in tables.SETS
+                               for pair in table1(dataset, ("DCMHA",))),
+                             *table5(rivals=("DCMHA",))]),
+                     losses(study.PRESETS, ("dcmha",))), (*_T1, *_T5)),
     Claim("Appendix K", "DAMCHA needs less memory than DCMHA and is faster.",
           tables.order_here([*table2("memory", tables.SETS, ("DCMHA",)),
                              *table2("latency_ms", tables.SETS, ("DCMHA",))],

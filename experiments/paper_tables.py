@@ -11,6 +11,7 @@ import json
 from typing import Any, NamedTuple, Optional
 
 from damcha_jax.analysis import scaling
+from damcha_jax.attention import ATTENTIONS
 from damcha_jax.config.ablations import depth
 from damcha_jax.reporting import Row
 from experiments import ablations
@@ -19,7 +20,7 @@ from experiments import efficiency
 from experiments import gpt2_enwik8
 from experiments import image_generation
 from experiments import text_generation
-from experiments.results import Result
+from experiments.results import Result, by_size
 
 Path = tuple[str, ...]
 Found = dict[Path, list[tuple[Result, Row]]]
@@ -58,6 +59,21 @@ _WORDS = {"mse": "MSE", "fid": "FID", "nll": "NLL", "bartscore": "BARTScore", "t
           "epoch100": "epoch 100", "epoch500": "epoch 500"}
 
 
+# Of the paper's figures, where it prints one or where its other figures tell.
+_UNITS = {"memory": " (unit not given)", "cross_entropy": " (nats per character)",
+          "nll": " (nats, read as per token)", "top1_": " (%)", "top5_": " (%)"}
+CIFAR, SAMPLE_IMAGES = ("CIFAR-10", "CIFAR-100"), "sample_images"
+
+
+def in_layers(depth_of: str) -> str:
+  return f"{depth_of} layer" + ("" if depth_of == "1" else "s")
+
+
+def _score(data: str, column: str) -> str:
+  """What Tables 3 and 4 measure on a data set, a column of theirs."""
+  return f"{'fid' if data in CIFAR else 'bartscore'}_{column}"
+
+
 def readable(name: str) -> str:
   """A key of `results/paper.json` in words."""
   return " ".join(_WORDS.get(word, word) for word in name.replace("$", "").split("_"))
@@ -71,7 +87,7 @@ class Cell(NamedTuple):
 
 
 class Part(NamedTuple):
-  """What one command makes of a table."""
+  """What one command makes of a table, its cells by line, Top-50 last."""
 
   title: str
   command: str
@@ -83,7 +99,7 @@ class Shape(NamedTuple):
 
   Attributes:
     title: of the table.
-    place: path without the table -> (part, line, column).
+    place: path without the table -> (part, line, column as a key of the paper's).
     command: part -> what makes it at the paper's size.
   """
 
@@ -98,11 +114,11 @@ TABLES = {
     "table2": Shape("Table 2: efficiency", lambda data, method, metric: (data, method, metric),
                     lambda part: TABLE2),
     "table3": Shape("Table 3: depth of the generator, and blocks",
-                    lambda blocks, data, column, layers: (data, f"{blocks}, {layers} layers",
-                                                          column),
+                    lambda blocks, data, column, layers: (data, f"{blocks}, {in_layers(layers)}",
+                                                          _score(data, column)),
                     lambda part: _ablation("table3", part)),
     "table4": Shape("Table 4: generator and sharing",
-                    lambda data, variant, column: (data, variant, column),
+                    lambda data, variant, column: (data, variant, _score(data, column)),
                     lambda part: _ablation("table4", part)),
     "table5": Shape("Table 5: GPT-2", lambda data, metric, method: (data, method, metric), _table5),
     "table6": Shape("Table 6: ImageNet-1K", lambda method, metric: ("ViT-S/16", method, metric),
@@ -121,8 +137,18 @@ def parts(table: str, paper: Mapping[str, Any]) -> list[Part]:
   for path, figure in leaves(paper[table]):
     title, line, column = shape.place(*path)
     part = found.setdefault(title, Part(title, shape.command(title), []))
-    part.cells.append(Cell((table, *path), figure, readable(line), readable(column)))
+    unit = next((unit for key, unit in _UNITS.items() if column.startswith(key)), "")
+    part.cells.append(Cell((table, *path), figure, readable(line), readable(column) + unit))
+  for part in found.values():
+    lines = list(dict.fromkeys(cell.line for cell in part.cells))
+    part.cells.sort(key=lambda cell: (lines.index(cell.line), "Top-50" in cell.column))
   return list(found.values())
+
+
+def same_sample(part: str, rows: Sequence[Row]) -> Optional[str]:
+  """The other part whose data are the very sample that these rows are of, or None."""
+  of_images = any(row["dataset"] == SAMPLE_IMAGES for row in rows)
+  return next((one for one in CIFAR if one != part), None) if of_images and part in CIFAR else None
 
 
 def leaves(tree: Mapping[str, Any], prefix: Path = ()) -> Iterator[tuple[Path, float]]:
@@ -135,15 +161,24 @@ def leaves(tree: Mapping[str, Any], prefix: Path = ()) -> Iterator[tuple[Path, f
 
 
 def locate(results: Sequence[Result]) -> Found:
-  """Every row that stands in a cell, by the cell's path."""
+  """Every row that stands in a cell, by the cell's path; a stand-in's is not comparable."""
   found: Found = {}
   for result in results:
     place = _PLACES.get(result.experiment)
     for row in result.rows if place else ():
       path = place(result, row)
       if path is not None:
+        if is_stand_in(path, row):
+          row = {**row, "comparable": False, "note": "; ".join(filter(None, (
+              f"as its own paper has it; this paper measured `authors_{row['attention']}`",
+              row.get("note"))))}
         found.setdefault(path, []).append((result, row))
   return found
+
+
+def is_stand_in(path: Path, row: Row) -> bool:
+  """Whether an attention is as its own paper has it where this paper measured a simplified one."""
+  return path[0] == "table1" and f"authors_{row['attention']}" in ATTENTIONS
 
 
 def _name(result: Result) -> str:
@@ -171,11 +206,10 @@ def _of_table2(result: Result, row: Row) -> Optional[Path]:
   return ("table2", *path) if row["variant"] is None and None not in path else None
 
 
-def _of_tables_3_and_4(result: Result, row: Row) -> Optional[Path]:
-  # The row has the name of its data, which may be a sample's; the config tells what it stands for.
-  names = {result.settings[section]["dataset"]: name for name, section in _ABLATION_SETS.items()
-           if isinstance(result.settings.get(section), dict)}
-  dataset, column = names.get(row["dataset"]), ablations.COLUMNS.get(row["metric"])
+def _of_tables_3_and_4(_: Result, row: Row) -> Optional[Path]:
+  # Several sets may have the same sample, so the section tells which one it stands for.
+  names = {section: name for name, section in _ABLATION_SETS.items()}
+  dataset, column = names.get(row.get("section")), ablations.COLUMNS.get(row["metric"])
   variant, _, inference = str(row["variant"]).partition(",")[0].partition("-")
   if None in (dataset, column) or row["attention"] != "damcha":
     return None
@@ -225,7 +259,7 @@ def table7(results: Sequence[Result],
            ) -> Iterator[tuple[str, str, str, Optional[Result], Optional[Row]]]:
   """Stage, attention, the paper's terms, and what was counted, where it was."""
   for (attention, stage), terms in scaling.TABLE7.items():
-    rows = [(result, row) for result in results for row in result.rows
+    rows = [(result, row) for result in by_size(results) for row in result.rows
             if row["metric"] == "table7_residual" and row["attention"] == attention
             and row["variant"] == f"table7 {stage}"]
     found = rows[0] if rows else (None, None)

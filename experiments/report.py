@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 import sys
+from typing import Optional
 
 from absl import flags
 
@@ -27,11 +28,13 @@ from experiments.claims import number
 from experiments.document import (Block, Figure, Folded, Heading, Paragraph, Table, to_html,
                                   to_markdown)
 from experiments.paper_claims import CLAIMS
-from experiments.results import FIGURES, Result, read_results
+from experiments.results import FIGURES, Result, SMOKE, read_results
 
 TITLE = "DAMCHA: the paper's results beside ours"
 CLAIMS_TITLE = "What became of the paper's claims"
 ABSENT = "–"
+# How a unit of a summary reads behind a number.
+UNITS = {"1": "", "0 .. 100": "of 100", "squared error of the range": "of the squared range"}
 
 
 def main(argv: Sequence[str]) -> None:
@@ -67,8 +70,9 @@ def report(results: Sequence[Result], judged: Sequence[claims.Judged]) -> list[B
   blocks: list[Block] = [Paragraph(
       "Every table of the paper with the figures of this project, its claims, and all that was "
       "measured. A row is **comparable** where data and size are the paper's; elsewhere the "
-      "paper's figure stands beside ours for orientation only. Spread is the sample standard "
-      "deviation over seeds; a difference is ours less the paper's.")]
+      "paper's figure stands beside ours for orientation only, and no difference is shown. Spread "
+      "is the sample standard deviation over seeds; a difference is ours less the paper's. Errors "
+      "of pictures are in units of the squared range of a pixel.")]
   paper, found = paper_tables.read_paper(), paper_tables.locate(results)
   for name, shape in paper_tables.TABLES.items():
     blocks.append(Heading(2, shape.title))
@@ -84,32 +88,61 @@ def report(results: Sequence[Result], judged: Sequence[claims.Judged]) -> list[B
 def _part(part: paper_tables.Part, found: paper_tables.Found) -> Iterator[Block]:
   """Ours beside the paper's, a table for each result, and the cells that none fills."""
   yield Heading(3, f"Table {part.cells[0].path[0][-1]}, {part.title}")
-  by_result: dict[str, tuple[Result, list[tuple[str, ...]]]] = {}
+  by_result: dict[str, tuple[Result, list[tuple[paper_tables.Cell, Row]]]] = {}
   for cell in part.cells:
     for result, row in found.get(cell.path, ()):
-      by_result.setdefault(result.name, (result, []))[1].append(
-          (cell.line, cell.column, *_beside(row, cell.figure), row.get("note", ABSENT)))
-  for result, rows in by_result.values():
-    yield Table(f"{part.title}, this project at `{result.config}` (`{result.name}`).",
-                (result.command,), ("Method", "Quantity", "Ours", "Spread", "Seeds", "Paper's",
-                                    "Difference", "Comparable", "Note"), tuple(rows))
-  left = [cell for cell in part.cells
-          if not any(row["value"] is not None for _, row in found.get(cell.path, ()))]
-  if left:
-    columns = tuple(dict.fromkeys(cell.column for cell in left))
-    lines: dict[str, dict[str, float]] = {}
-    for cell in left:
-      lines.setdefault(cell.line, {})[cell.column] = cell.figure
-    yield Table(f"{part.title}, **not run here**: the paper's figures. Ours would come from",
-                (part.command,), ("Method", *columns),
-                tuple((line, *(str(figures.get(column, "")) for column in columns))
-                      for line, figures in lines.items()))
+      by_result.setdefault(result.name, (result, []))[1].append((cell, row))
+  for result, pairs in by_result.values():
+    other = paper_tables.same_sample(part.title, [row for _, row in pairs])
+    caption = f"{part.title}, this project at `{result.config}` (`{result.name}`)."
+    if result.size == SMOKE:
+      caption += " A few steps, which are no evidence of anything."
+    if other is not None:
+      caption += (f" The data are the sample that stands for {other} as well, so both are the same "
+                  "experiment.")
+    yield _noted(caption, result.command,
+                 ("Method", "Quantity", "Ours", "Spread", "Seeds", "Paper's", "Difference",
+                  "Comparable"),
+                 [((_method(cell, row), cell.column, *_beside(row, cell.figure)), row.get("note"))
+                  for cell, row in pairs])
+  left = [cell for cell in part.cells if cell.path not in found]
+  if left and by_result:
+    yield Folded(f"{part.title}: what none of these runs has", (_not_run(part, left),))
+  elif left:
+    yield _not_run(part, left)
+
+
+def _not_run(part: paper_tables.Part, left: Sequence[paper_tables.Cell]) -> Table:
+  columns = tuple(dict.fromkeys(cell.column for cell in left))
+  lines: dict[str, dict[str, float]] = {}
+  for cell in left:
+    lines.setdefault(cell.line, {})[cell.column] = cell.figure
+  return Table(f"{part.title}, **not run here**: the paper's figures. Ours would come from",
+               (part.command,), ("Method", *columns),
+               tuple((line, *(str(figures.get(column, "")) for column in columns))
+                     for line, figures in lines.items()))
+
+
+def _noted(caption: str, command: str, header: tuple[str, ...],
+           rows: Sequence[tuple[tuple[str, ...], Optional[str]]]) -> Table:
+  """A table whose last column refers to its rows' notes, each of which is told once."""
+  notes = list(dict.fromkeys(note for _, note in rows if note))
+  return Table(caption, (command,), (*header, "Note"), tuple(
+      (*cells, f"[{notes.index(note) + 1}]" if note else ABSENT) for cells, note in rows),
+               tuple(notes))
+
+
+def _method(cell: paper_tables.Cell, row: Row) -> str:
+  """The paper's name, and ours where two of ours have that one."""
+  is_one_of_two = (paper_tables.is_stand_in(cell.path, row)
+                   or row["attention"].startswith("authors_"))
+  return f"{cell.line} (`{row['attention']}`)" if is_one_of_two else cell.line
 
 
 def _beside(row: Row, figure: float) -> tuple[str, ...]:
   """Ours, spread, seeds, the paper's, difference and whether they can be compared."""
   value = row["value"]
-  difference = ABSENT if value is None else (
+  difference = ABSENT if value is None or not row["comparable"] else (
       f"{value - figure:+.3g} ({100 * (value - figure) / abs(figure):+.1f}%)")
   return (_value(row), _spread(row), _seeds(row), str(figure), difference,
           "yes" if row["comparable"] else "no")
@@ -120,7 +153,7 @@ def _value(row: Row) -> str:
 
 
 def _unit(row: Row) -> str:
-  return "" if row["unit"] == "1" else row["unit"]
+  return UNITS.get(row["unit"], row["unit"])
 
 
 def _spread(row: Row) -> str:
@@ -159,14 +192,15 @@ def _figures(results: Sequence[Result]) -> Iterator[Block]:
 
 def _all_rows(results: Sequence[Result]) -> Iterator[Block]:
   for result in results:
-    rows = tuple((row["attention"], row["dataset"], row["split"], row["variant"] or ABSENT,
-                  row["metric"], _value(row), _spread(row), _seeds(row),
-                  ABSENT if row["paper"] is None else f"{row['paper']:.6g}",
-                  row.get("note", ABSENT)) for row in result.rows)
-    yield Folded(f"{result.name}: {len(rows)} rows", (Table(
-        f"All rows of `{result.config}`.", (result.command,),
-        ("Attention", "Data", "Split", "Variant", "Metric", "Value", "Spread", "Seeds", "Paper's",
-         "Note"), rows),))
+    rows = [((row["attention"], " on ".join(dict.fromkeys(filter(None, (
+        row.get("section"), row["dataset"])))), row["split"], row["variant"] or ABSENT,
+              row["metric"], _value(row), _spread(row), _seeds(row),
+              ABSENT if row["paper"] is None else f"{row['paper']:.6g}"), row.get("note"))
+            for row in result.rows]
+    yield Folded(f"{result.name}: {len(rows)} rows", (_noted(
+        f"All rows of `{result.config}`.", result.command,
+        ("Attention", "Data", "Split", "Variant", "Metric", "Value", "Spread", "Seeds", "Paper's"),
+        rows),))
 
 
 if __name__ == "__main__":

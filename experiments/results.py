@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 import functools
 import json
 import os
@@ -17,9 +17,10 @@ from damcha_jax.training.workdir import is_number, read_text
 from experiments import common
 
 ROOT = common.PAPER.parents[1]
-SUMMARY, FIGURES, CHECKPOINTS = "summary.json", "figures", "checkpoints"
+SUMMARY, CONFIG, FIGURES, CHECKPOINTS = "summary.json", "config.json", "figures", "checkpoints"
 ANALYSIS = "analysis"  # the folder, and the experiment
-SIZES = ("paper", "cpu", "smoke")  # what counts more comes first
+SMOKE = "smoke"  # a few steps, which show that a program runs and nothing else
+SIZES = ("paper", "cpu", SMOKE)  # what counts more comes first
 _FIELDS = {"name": str, "metric": str, "unit": str, "attention": str, "dataset": str, "split": str,
            "seeds": list, "comparable": bool}
 _NUMBERS = ("value", "spread", "paper")
@@ -56,12 +57,24 @@ class Result(NamedTuple):
   def size(self) -> str:
     return self.config.partition(":")[2] or SIZES[0]
 
+  def data(self, row: Row) -> list[str]:
+    """The data that a row is of; one of several sets has the name of the config's section."""
+    sections = row.get("section", row["dataset"]).split(" to ")
+    found = [self.settings.get(section) for section in sections]
+    return [one["dataset"] if isinstance(one, dict) and "dataset" in one else row["dataset"]
+            for one in found]
+
+
+def by_size(results: Iterable[Result]) -> list[Result]:
+  """What counts more first."""
+  return sorted(results, key=lambda one: (SIZES + (one.size,)).index(one.size))
+
 
 def read_results(root: Path) -> list[Result]:
   """All results under `root`, in order of their folders.
 
   A summary below another one is a part of it, whose rows the outer one has; but for an analysis,
-  which is made of what is around it.
+  which is made of what is around it, be that done or not.
 
   Raises:
     ResultsError: one cannot be read, or was made by no program of this suite.
@@ -71,8 +84,10 @@ def read_results(root: Path) -> list[Result]:
   results: dict[Path, Result] = {}
   for folder in _folders(root):
     outer = next((results[parent] for parent in folder.parents if parent in results), None)
-    if outer is None or folder.name == ANALYSIS:
-      results[folder] = _read(folder, root, outer)
+    if folder.name == ANALYSIS and not (folder / CONFIG).is_file():
+      results[folder] = _read(folder, root, outer or _interrupted(folder.parent))
+    elif outer is None:
+      results[folder] = _read(folder, root, None)
   return list(results.values())
 
 
@@ -83,13 +98,29 @@ def _folders(root: Path) -> Iterator[Path]:
       yield Path(directory)
 
 
+def _interrupted(workdir: Path) -> Result:
+  """The run around an analysis that has no summary: what made it, and no rows."""
+  path = workdir / CONFIG
+  settings = _object(path)
+  experiment, name, size = (settings.get(key) for key in ("experiment", "name", "size"))
+  if not (_is_experiment(experiment) and isinstance(name, str) and isinstance(size, str)):
+    raise ResultsError(f"{path} is no config of this suite's experiments; move the analysis beside "
+                       "it elsewhere")
+  config = f"{name}:{size}"
+  return Result(workdir, workdir.name, experiment, config,
+                _command(path, experiment, config, settings), settings, [], [])
+
+
+def _is_experiment(name: Any) -> bool:
+  return isinstance(name, str) and (ROOT / "experiments" / f"{name}.py").is_file()
+
+
 def _read(folder: Path, root: Path, outer: Optional[Result]) -> Result:
   path = folder / SUMMARY
   summary = _object(path)
-  settings = _object(folder / "config.json") if outer is None else outer.settings
+  settings = _object(folder / CONFIG) if outer is None else outer.settings
   experiment, config, rows = (summary.get(key) for key in ("experiment", "config", "rows"))
-  if not (isinstance(experiment, str) and (ROOT / "experiments" / f"{experiment}.py").is_file()
-          and isinstance(config, str) and isinstance(rows, list)):
+  if not (_is_experiment(experiment) and isinstance(config, str) and isinstance(rows, list)):
     raise ResultsError(f"{path} is no summary of this suite's experiments; move it elsewhere, or "
                        "run the experiment that makes it")
   for index, row in enumerate(rows):
@@ -97,8 +128,9 @@ def _read(folder: Path, root: Path, outer: Optional[Result]) -> Result:
   name = folder.relative_to(root).as_posix()
   command = (_command(path, experiment, config, settings) if outer is None
              else _after(outer, folder, experiment))
-  return Result(folder, root.name if name == "." else name, experiment, config, command, settings,
-                rows, figures_of(folder))
+  return Result(folder, root.name if name == "." else name, experiment,
+                config if outer is None else outer.config, command, settings, rows,
+                figures_of(folder))
 
 
 def _after(outer: Result, folder: Path, experiment: str) -> str:
@@ -129,6 +161,9 @@ def _check(path: Path, index: int, row: Any) -> None:
     if not isinstance(row.get(key), kind):
       raise ResultsError(f"{path}: row {index} has {key}={row.get(key)!r}, which is no "
                          f"{kind.__name__}; make the summary again")
+  if not isinstance(row.get("section", ""), str):
+    raise ResultsError(f"{path}: row {index} has section={row['section']!r}, which is no str; make "
+                       "the summary again")
   for key in _NUMBERS:
     if row.get(key) is not None and not is_number(row[key]):
       raise ResultsError(f"{path}: row {index} has {key}={row[key]!r}, which is no number; make "

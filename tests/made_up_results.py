@@ -11,7 +11,7 @@ def row(attention: str, metric: str, value: float | None, **fields) -> dict:
           "split": split, "variant": None, "spread": 0.01, "comparable": False, **fields}
 
 
-def write(root: Path, experiment: str, config: str, rows: list[dict], **settings) -> Path:
+def write(root: Path, experiment: str, config: str, rows: list[dict], /, **settings) -> Path:
   """A folder with a summary; `settings` are values of its config.json."""
   folder = root / config.replace(":", "-")
   folder.mkdir(parents=True)

@@ -125,21 +125,12 @@ def test_a_claim_may_hold_under_a_condition(tmp_path, narrow, wide, status):
   assert runs.comparable("num_params", "Parameters")(evidence).status == status
 
 
-@pytest.mark.parametrize("gaps, status", [
-    ((0.5, 0.1), REPRODUCED), ((0.1, 0.5), NOT_REPRODUCED)])
-def test_overfitting_is_judged_by_the_gap_between_training_and_validation(tmp_path, gaps, status):
-  rows = [row(name, "generalization_gap", gap, split="train")
-          for name, gap in zip(("damcha_unshared", "damcha"), gaps)]
-  evidence = _evidence(tmp_path, "study", "study_cpu:smoke", rows)
-  assert runs.less_overfitting(evidence).status == status
-
-
 @pytest.mark.parametrize("paper, robust, status", [
     (0.5, 0.6, REPRODUCED), (0.001, 0.6, "holds only under `preset=robust`"),
     (0.001, 0.002, NOT_REPRODUCED)])
 def test_adaptivity_is_judged_by_preset(tmp_path, paper, robust, status):
   rows = [row("damcha", "adaptivity", paper), row("damcha_robust", "adaptivity", robust)]
-  assert runs.adapts(_evidence(tmp_path, "study", "study_cpu:smoke", rows)).status == status
+  assert runs.adapts(_evidence(tmp_path, "study", "study_cpu:paper", rows)).status == status
 
 
 def _table2(value):
@@ -210,16 +201,88 @@ def test_table_6_is_filled_by_the_last_two_milestones(tmp_path):
       "top1_epoch100": 10.0, "top1_epoch500": 20.0}
 
 
-@pytest.mark.parametrize("variant, dataset, path", [
-    ("depth3-diagonal", "sample_images", ("table3", "Diagonal-only", "CIFAR-10", "top50", "3")),
-    ("depth9", "sample_images", ("table3", "DAMCHA", "CIFAR-10", "top50", "9")),
-    ("depth9-shifted", "sample_images", None),
-    ("static", "sample_images", ("table4", "CIFAR-10", "w/o $f(x)$+share", "top50")),
-    ("robust", "sample_images", None),
+@pytest.mark.parametrize("variant, section, path", [
+    ("depth3-diagonal", "cifar10", ("table3", "Diagonal-only", "CIFAR-10", "top50", "3")),
+    ("depth9", "cifar100", ("table3", "DAMCHA", "CIFAR-100", "top50", "9")),
+    ("depth9-shifted", "cifar10", None),
+    ("static", "cifar10", ("table4", "CIFAR-10", "w/o $f(x)$+share", "top50")),
+    ("static", "cifar100", ("table4", "CIFAR-100", "w/o $f(x)$+share", "top50")),
+    ("robust", "cifar10", None),
     ("static", "another", None),
 ])
-def test_ablations_find_their_cells(tmp_path, variant, dataset, path):
-  rows = [row("damcha", "fid_top50", 3.0, variant=variant, dataset=dataset)]
-  made_up_results.write(tmp_path, "ablations", "table4:smoke", rows,
-                        cifar10={"dataset": "sample_images"})
+def test_ablations_find_their_cells_by_section_whatever_the_data(tmp_path, variant, section, path):
+  rows = [row("damcha", "fid_top50", 3.0, variant=variant, dataset="sample_images",
+              section=section)]
+  made_up_results.write(tmp_path, "ablations", "table4:cpu", rows,
+                        cifar10={"dataset": "sample_images"},
+                        cifar100={"dataset": "sample_images"})
   assert list(paper_tables.locate(read_results(tmp_path))) == ([path] if path else [])
+
+
+def _mse(attention, value, **fields):
+  return row(attention, "mse_unpaired_mean", value, dataset="sample_images", paper=0.1, **fields)
+
+
+@pytest.mark.parametrize("config, name", [("cifar10", "CIFAR-10"), ("cifar100", "CIFAR-100")])
+def test_table_1_goes_by_the_config_whatever_the_data(tmp_path, config, name):
+  made_up_results.write(tmp_path, "image_generation", f"{config}:cpu", [_mse("mha", 0.2)])
+  assert list(paper_tables.locate(read_results(tmp_path))) == [("table1", name, "MHA", "mse_mean")]
+
+
+def test_what_the_paper_measured_is_the_authors_simplified_attention(tmp_path):
+  rows = [_mse("authors_tha", 0.3, comparable=True), _mse("tha", 0.1, comparable=True),
+          _mse("damcha", 0.2, comparable=True)]
+  made_up_results.write(tmp_path, "image_generation", "cifar10:paper", rows)
+  results = read_results(tmp_path)
+  found = paper_tables.locate(results)["table1", "CIFAR-10", "THA", "mse_mean"]
+  assert [(one["attention"], one["comparable"]) for _, one in found] == [
+      ("authors_tha", True), ("tha", False)]
+  pairs = tables.table1("CIFAR-10", ("THA",), ("mse_mean",))
+  verdict = tables.better(pairs)(Evidence(results, PAPER))
+  assert verdict.status == REPRODUCED and "0.3" in verdict.evidence
+
+
+def _judged(tmp_path, judge, experiment, config, rows, **settings):
+  made_up_results.write(tmp_path, experiment, config, rows, **settings)
+  (one,) = claims.judge([Claim("1", "text", judge, ("run",))], read_results(tmp_path), PAPER)
+  return one
+
+
+UPDATES = [row("damcha", "update_size", 0.02, dataset="sample_mix"),
+           row("damcha", "update_difference", 1e-9, dataset="sample_mix")]
+
+
+def test_a_few_steps_decide_nothing(tmp_path):
+  one = _judged(tmp_path, runs.equal_updates, "rowsum", "mix:smoke", UPDATES)
+  assert one.status == NOT_RUN and one.commands == ()
+
+
+@pytest.mark.parametrize("settings, label", [
+    ({}, "`mix:cpu`, sample data, 2 seeds"),
+    ({"attentions": "mha"}, "`mix:cpu`, sample data, 2 seeds"),
+    ({"num_steps": 3}, "`mix:cpu` with other values, sample data, 2 seeds")])
+def test_what_a_small_size_decides_says_its_size_data_and_seeds(tmp_path, settings, label):
+  one = _judged(tmp_path, runs.equal_updates, "rowsum", "mix:cpu", UPDATES, **settings)
+  assert one.status == f"{NOT_REPRODUCED} ({label})"
+  text = "\n".join(str(block) for block in claims.as_blocks([one]))
+  assert text.count(label) == 2  # in the table, and with the evidence
+  assert f"1 {NOT_REPRODUCED} at a small size" in text
+
+
+def test_what_the_papers_size_decides_needs_no_label(tmp_path):
+  made_up_results.write(tmp_path, "gpt2_enwik8", "mix:cpu",
+                        [table5("mha", 1.1, False), table5("damcha", 1.0, False)])
+  one = _judged(tmp_path, tables.better(LOSSES), "gpt2_enwik8", "mix:paper",
+                [table5("mha", 1.1), table5("damcha", 1.05)])
+  assert one.status == one.kind == REPRODUCED
+
+
+def test_smaller_runs_beside_the_papers_tables_say_what_they_are(tmp_path):
+  rows = [table5("mha", 1.1, False, "sample_mix"), table5("damcha", 1.25, False, "sample_mix")]
+  one = _judged(tmp_path, tables.better(LOSSES), "gpt2_enwik8", "mix:cpu", rows)
+  assert one.status == NEEDS_HARDWARE
+  assert "(`mix:cpu`, sample data, 2 seeds)" in one.verdict.evidence
+
+
+def test_one_layer_is_no_plural():
+  assert tables.label(("table3", "DAMCHA", "WMT", "mean", "1")) == "DAMCHA WMT mean 1 layer"

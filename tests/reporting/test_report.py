@@ -94,9 +94,103 @@ def test_ours_stands_beside_the_papers(results):
   (table,) = [table for table in _blocks(_report(results), document.Table)
               if "`mix:paper` (" in table.caption]
   (line,) = [row for row in table.rows if row[0] == "DAMCHA"]
-  assert line == ("DAMCHA", "cross entropy", "1.125", "0.01", "0, 1", "1.04", "+0.085 (+8.2%)",
+  assert line == ("DAMCHA", "cross entropy (nats per character)", "1.125", "0.01", "0, 1", "1.04", "+0.085 (+8.2%)",
                   "yes", "–")
   assert table.commands == ("python -m experiments.gpt2_enwik8 --config=configs/mix.py",)
+
+
+def _tables(tmp_path, name, part, experiment, config, rows):
+  """Of one part of a table, folded ones besides."""
+  made_up_results.write(tmp_path, experiment, config, rows)
+  results = read_results(tmp_path)
+  (one,) = [one for one in paper_tables.parts(name, PAPER) if one.title == part]
+  blocks = list(report._part(one, paper_tables.locate(results)))
+  return (list(_blocks(blocks, document.Table)),
+          [block for block in blocks if isinstance(block, document.Folded)])
+
+
+def test_no_difference_is_shown_of_what_cannot_be_compared(results):
+  (table,) = [table for table in _blocks(_report(results), document.Table)
+              if "`enwik8:cpu` (" in table.caption]
+  (line,) = table.rows
+  assert line[5:8] == ("1.07", "–", "no")
+
+
+def _memory(attention, note):
+  return made_up_results.row(attention, "peak_memory", 3.0, dataset="wmt14", note=note, unit="MiB")
+
+
+def test_equal_notes_are_told_once(tmp_path):
+  rows = [_memory("authors_tha", "long one"), _memory("damcha", "long one"),
+          _memory("authors_moa", "another")]
+  (table, _), _ = _tables(tmp_path, "table2", "WMT", "efficiency", "table2:paper", rows)
+  assert [(line[0], line[-1]) for line in table.rows] == [
+      ("THA (`authors_tha`)", "[1]"), ("MoA (`authors_moa`)", "[2]"), ("DAMCHA", "[1]")]
+  assert table.notes == ("long one", "another")
+  for text in (document.to_html("T", [table]), document.to_markdown("T", [table], Path())):
+    assert text.count("long one") == 1 and "[2] another" in text
+  (all_rows,) = _blocks(report._all_rows(read_results(tmp_path)), document.Table)
+  assert all_rows.notes == ("long one", "another")
+
+
+def _image(attention, metric, value, **fields):
+  return made_up_results.row(attention, metric, value, dataset="sample_images", paper=1.0, **fields)
+
+
+def test_a_set_that_was_run_has_no_second_table_of_the_same_cells(tmp_path):
+  rows = [_image("mha", "fid_top50", None, note="no weights"), _image("mha", "fid_group_mean", 2.0)]
+  (ours, rest), (folded,) = _tables(tmp_path, "table1", "CIFAR-10", "image_generation",
+                                    "cifar10:smoke", rows)
+  assert [line[:3] for line in ours.rows] == [("MHA", "FID mean", "2"),
+                                              ("MHA", "FID Top-50", "not available")]
+  (mha,) = [line for line in rest.rows if line[0] == "MHA"]
+  assert not {"358.857", "91.432"} & set(mha) and folded.blocks == (rest,)
+  assert "no evidence" in ours.caption
+
+
+def test_both_readings_of_an_attention_are_shown_and_named(tmp_path):
+  rows = [_image(name, "mse_unpaired_mean", 0.3, comparable=True)
+          for name in ("tha", "authors_tha")]
+  (table, _), _ = _tables(tmp_path, "table1", "CIFAR-100", "image_generation", "cifar100:paper",
+                          rows)
+  assert [(line[0], line[7]) for line in table.rows] == [
+      ("THA (`tha`)", "no"), ("THA (`authors_tha`)", "yes")]
+  assert any("`authors_tha`" in note for note in table.notes)
+
+
+@pytest.mark.parametrize("config, other", [("cifar10", "CIFAR-100"), ("cifar100", "CIFAR-10")])
+def test_two_sets_on_one_sample_are_said_to_be_one_experiment(tmp_path, config, other):
+  part = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}[config]
+  (table, _), _ = _tables(tmp_path, "table4", part, "ablations", "table4:cpu", [_image(
+      "damcha", "fid_top50", 3.0, variant="static", section=config)])
+  assert f"stands for {other} as well" in table.caption and "same experiment" in table.caption
+  assert table.rows[0][:3] == ("w/o f(x)+share", "FID Top-50", "3")
+
+
+@pytest.mark.parametrize("name, part, columns", [
+    ("table2", "WMT", ("memory (unit not given)", "GFLOPs", "latency (ms)")),
+    ("table3", "CIFAR-10", ("FID mean", "FID Top-50")),
+    ("table3", "WMT", ("BARTScore mean", "BARTScore Top-50")),
+    ("table4", "CIFAR-100", ("FID mean", "FID Top-50")),
+    ("table4", "CommonGen", ("BARTScore mean", "BARTScore Top-50")),
+    ("table5", "Mix", ("cross entropy (nats per character)", "perplexity")),
+    ("table6", "ViT-S/16", ("Top-1 epoch 100 (%)", "Top-1 epoch 500 (%)", "Top-5 epoch 100 (%)",
+                            "Top-5 epoch 500 (%)")),
+])
+def test_columns_say_what_is_measured_in_which_unit_and_order(name, part, columns):
+  (one,) = [one for one in paper_tables.parts(name, PAPER) if one.title == part]
+  _, table = report._part(one, {})
+  assert set(table.header[1:]) == set(columns)
+  if name != "table6":
+    assert table.header[1:] == columns
+  assert not any("1 layers" in line[0] for line in table.rows)
+
+
+@pytest.mark.parametrize("unit, text", [
+    ("1", "0.5"), ("0 .. 100", "0.5 of 100"), ("squared error of the range",
+                                               "0.5 of the squared range"), ("ms", "0.5 ms")])
+def test_a_unit_reads_behind_its_number(unit, text):
+  assert report._value(made_up_results.row("mha", "metric", 0.5, unit=unit)) == text
 
 
 def test_no_number_lacks_a_command(results):
@@ -193,6 +287,45 @@ def test_parts_of_a_result_are_not_read_twice_but_its_analysis_is(tmp_path):
                               "--workdir=runs/theory/theory-smoke")
 
 
+def _analysis(folder, config):
+  inner = folder / "analysis"
+  inner.mkdir()
+  (inner / "summary.json").write_text(json.dumps(
+      {"experiment": "analysis", "config": config, "rows": [
+          made_up_results.row("damcha", "adaptivity", 0.5, variant="step 3")]}))
+
+
+def test_an_analysis_of_a_run_that_was_interrupted_is_read(tmp_path):
+  folder = made_up_results.write(tmp_path, "gpt2_enwik8", "mix:cpu", [], experiment="gpt2_enwik8",
+                                 name="mix", size="cpu", num_steps=7)
+  (folder / "summary.json").unlink()
+  _analysis(folder, "mix:cpu")
+  (one,) = read_results(tmp_path)
+  assert (one.experiment, one.config, one.name) == ("analysis", "mix:cpu", "mix-cpu/analysis")
+  assert one.command == ("python -m experiments.gpt2_enwik8 --config=configs/mix.py:cpu "
+                         "--config.num_steps=7 && python -m experiments.analysis "
+                         "--workdir=runs/gpt2_enwik8/mix-cpu")
+  assert _report([one])
+
+
+def test_an_analysis_has_the_size_of_what_is_around_it(tmp_path):
+  folder = made_up_results.write(tmp_path, "study", "study_cpu:paper", [])
+  (folder / "mix" / "damcha").mkdir(parents=True)
+  _analysis(folder / "mix" / "damcha", "mix:paper")
+  _, one = read_results(tmp_path)
+  assert one.config == "study_cpu:paper"
+  assert one.command.endswith("--workdir=runs/study/study_cpu-paper/mix/damcha")
+
+
+def test_an_analysis_beside_nothing_is_one_line(tmp_path):
+  _analysis(tmp_path, "mix:cpu")
+  with pytest.raises(ResultsError, match="config.json is missing"):
+    read_results(tmp_path)
+  (tmp_path / "config.json").write_text('{"run": 3}')
+  with pytest.raises(ResultsError, match="no config of this suite"):
+    read_results(tmp_path)
+
+
 @pytest.mark.parametrize("change, message", [
     (lambda folder: (folder / "summary.json").write_text("{"), "is not valid JSON"),
     (lambda folder: (folder / "summary.json").write_text("[]"), "is not a JSON object"),
@@ -203,6 +336,8 @@ def test_parts_of_a_result_are_not_read_twice_but_its_analysis_is(tmp_path):
     (lambda folder: _edit(folder, rows=[3]), "row 0 is no JSON object"),
     (lambda folder: _edit(folder, rows=[made_up_results.row("mha", "loss", "low")]),
      "row 0 has value='low'"),
+    (lambda folder: _edit(folder, rows=[made_up_results.row("mha", "loss", 1.0, section=3)]),
+     "row 0 has section=3"),
     (lambda folder: _edit(folder, rows=[made_up_results.row("mha", 3, 1.0)]), "row 0 has metric=3"),
 ])
 def test_a_broken_or_foreign_summary_is_one_line_that_names_it(tmp_path, capsys, change, message):

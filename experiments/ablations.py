@@ -138,7 +138,10 @@ def _reevaluate(cell: Cell) -> None:
 
 def summarize(config: AblationsConfig, workdir: Path,
               weights: dict[str, tuple[Any, str]]) -> list[reporting.Row]:
-  """Samples and evaluates what is trained; `weights` are from `load_weights`."""
+  """Samples and evaluates what is trained; `weights` are from `load_weights`.
+
+  Rows name the config's section that they are of, as `section`.
+  """
   paper = json.loads(common.PAPER.read_text(encoding="utf-8"))
   rows = []
   for dataset, cells in _cells(config, workdir).items():
@@ -147,9 +150,11 @@ def summarize(config: AblationsConfig, workdir: Path,
       results = common.read_results(cell.config, cell.directory)
       found = cell.family.summarize(cell.config, cell.directory, results, weights[dataset],
                                     trained_in=cell.trained_in, show=False)
-      rows += _rows(cell, found, paper, controls=cell is cells[-1])
+      added = list(_rows(cell, found, paper, controls=cell is cells[-1]))
       if cell.has_drift:
-        rows += reporting.summary_rows(_drifts(cell), False, lambda _: None)
+        added += reporting.summary_rows(_drifts(cell), False, lambda _: None)
+      # Several sets may stand on the same sample.
+      rows += [{**row, "section": dataset} for row in added]
       by_variant = directories.setdefault(cell.inference, {})
       by_variant[cell.variant] = common.run_dirs(cell.directory, results)["damcha"]
     for inference, by_variant in directories.items():

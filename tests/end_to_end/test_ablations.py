@@ -240,6 +240,8 @@ def test_table_4_on_images_and_texts(tmp_path):
       cwd=ROOT, capture_output=True, text=True, check=False)
   assert done.returncode == 0, done.stderr
   rows = _rows(tmp_path)
+  assert {dataset: row["section"] for (_, dataset, *_), row in rows.items()} == {
+      "sample_images": "cifar10", "sample_concepts": "commongen"}
   variants = ["static", "unshared", "full", "rowsum", "robust"]
   for dataset, metric in (("sample_images", "mse_unpaired_mean"), ("sample_concepts", "nll_mean")):
     assert list(_values(rows, dataset, metric)) == variants

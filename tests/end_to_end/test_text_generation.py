@@ -182,6 +182,14 @@ def test_paper_size_is_planned_over_8_devices_without_allocation(name):
   assert num_params["mha"] > 31e6
 
 
+def test_one_labelled_example_is_shown_of_each_attention(capsys):
+  record = lambda output: {"source": "in", "references": ["true", "too"], "output": output}
+  text_generation._show({("mha", 0): [record("one"), record("other")], ("mha", 1): [record("two")],
+                         ("tha", 0): [record("")]})
+  assert capsys.readouterr().out.splitlines() == [
+      "source: in", "reference: true", "output of mha: one", "output of tha: (nothing)", ""]
+
+
 @pytest.mark.families
 def test_a_killed_run_resumes_training_and_decoding(tmp_path, data_dir):
   command = [*COMMAND, SMOKE, f"--workdir={tmp_path}", data_dir, "--config.attentions=damcha",
@@ -213,6 +221,7 @@ def test_every_attention_trains_decodes_and_is_evaluated(tmp_path, data_dir, nam
   rows = _check_summary(tmp_path, ATTENTIONS)
   note = rows["mha", "test", "bartscore_mean"]["note"]
   assert "BART's weights are not given" in note
+  assert ("left out as too long" in note) == ("left out as too long" in done.stderr)
 
 
 @pytest.mark.families

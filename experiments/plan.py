@@ -101,8 +101,8 @@ def _about_activations(models: dict[str, tuple[RunConfig, str]]) -> Iterator[str
     if chunk and isinstance(config, DecoderConfig) and chunk < config.context_length:
       in_chunks.setdefault(chunk, []).append(name)
   for chunk, names in in_chunks.items():
-    yield (f"{', '.join(names)}: attention weights are made for {chunk} queries at a time, and again "
-           "in the backward pass (query_chunk), so activations hold no layer's weights whole; those "
+    yield (f"{', '.join(names)}: attention weights are made for {chunk} queries at a time, and "
+           "again in the backward pass (query_chunk), so activations hold no layer's weights whole; those "
            "of other attentions do here, at most: accelerators' fused kernels need less")
 
 

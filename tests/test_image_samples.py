@@ -107,7 +107,8 @@ def test_interrupted_drawing_goes_on(monkeypatch, tmp_path):
   run.notes.clear()
   resumed = run.sample(tmp_path / "cut")
   compiling = [f"{part}: compiling the sampler" for part in ("images", "completed")]
-  assert run.notes == [compiling[0], "images: 6 of 6 drawn", compiling[1], "completed: 5 of 5 drawn"]
+  assert run.notes == [compiling[0], "images: 6 of 6 drawn",
+                       compiling[1], "completed: 5 of 5 drawn"]
   for ours, theirs in zip(resumed, whole):
     assert np.array_equal(ours, theirs)
 

@@ -142,9 +142,9 @@ def format_number(value: Optional[float]) -> str:
 
 
 def plot_learning_curves(path: Path, curves: Mapping[str, Sequence[tuple[int, float]]],
-                         metric: str) -> None:
+                         metric: str, title: str = "") -> None:
   """Writes a PNG with one line of (step, value) per named curve."""
-  _plot(path, curves, "step", metric, "linear")
+  _plot(path, curves, "step [updates]", metric, "linear", title)
 
 
 def plot_log_log(path: Path, curves: Mapping[str, Sequence[tuple[float, float]]], quantity: str,
@@ -154,15 +154,19 @@ def plot_log_log(path: Path, curves: Mapping[str, Sequence[tuple[float, float]]]
 
 
 def _plot(path: Path, curves: Mapping[str, Sequence[tuple[float, float]]], quantity: str,
-          metric: str, scale: str) -> None:
+          metric: str, scale: str, title: str = "") -> None:
   # Only a finished experiment draws, so that importing this module stays fast.
   from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel
+  from matplotlib.ticker import MaxNLocator  # pylint: disable=import-outside-toplevel
 
   figure = Figure(figsize=(6, 4) if len(curves) <= 6 else (8, 4), layout="constrained")
   axes = figure.subplots()
   for index, (name, points) in enumerate(curves.items()):
     axes.plot(*zip(*points), label=name, **_line_style(index))
-  axes.set(xlabel=quantity, ylabel=metric.replace("_", " "), xscale=scale, yscale=scale)
+  axes.set(title=title, xlabel=quantity, ylabel=metric.replace("_", " "), xscale=scale,
+           yscale=scale)
+  if scale == "linear":
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
   if len(curves) > 6:  # more would hide the lines
     figure.legend(loc="outside right upper")
   elif curves:
@@ -301,7 +305,7 @@ def gaussian_density(values_N: np.ndarray, grid_G: np.ndarray, width: float) -> 
 def write_image_grid(path: Path, images: np.ndarray, num_columns: int) -> None:
   """Writes a PNG of images side by side, uint8 [N, H, W] or [N, H, W, 3], as large as they fit.
 
-  White lines are between them, and white is where the last row has no more.
+  Grey lines are between them, and white is where the last row has no more.
   """
   from matplotlib import image  # pylint: disable=import-outside-toplevel
 
@@ -310,8 +314,9 @@ def write_image_grid(path: Path, images: np.ndarray, num_columns: int) -> None:
   num_rows = -(-len(images) // num_columns)
   scale = max(1, _GRID_PIXELS // (num_columns * images.shape[2]))
   images = images.repeat(scale, axis=1).repeat(scale, axis=2)
-  images = np.pad(images, ((0, num_rows * num_columns - len(images)), (1, 1), (1, 1), (0, 0)),
+  images = np.pad(images, ((0, num_rows * num_columns - len(images)), (0, 0), (0, 0), (0, 0)),
                   constant_values=255)
+  images = np.pad(images, ((0, 0), (2, 2), (2, 2), (0, 0)), constant_values=128)
   _, height, width, _ = images.shape
   grid = images.reshape(num_rows, num_columns, height, width, 3).swapaxes(1, 2)
   with writing(path):

@@ -15,6 +15,7 @@ import sys
 from typing import Any, Optional
 
 from absl import flags
+import jax
 import numpy as np
 
 from damcha_jax import reporting
@@ -106,12 +107,14 @@ def find(run: Run, choice: Choice, layers: Optional[Sequence[int]] = None,
   """All that is found out about a run."""
   task, held_out = run.task, run.held_out(choice.num_examples)
   batch = run.training_batch(choice.num_examples)
+  diagnose = jax.jit(task.diagnostics)
   snapshots, initial_blocks = [], []
   for step, params in run.checkpoints(choice.steps):
     metrics = probe.metrics(task.model, task.loss_fn, params, held_out)
     if step == 0:
       initial_blocks = geometry.stored_blocks(params)
-    snapshots.append(_snapshot(task, step, params, metrics, initial_blocks, batch))
+    snapshots.append(_snapshot(task, step, params, metrics, diagnose(params), initial_blocks,
+                               batch))
   one = {name: rows[:1] for name, rows in held_out.items()}
   weights = probe.attention_weights(task.model, task.loss_fn, params, one)
   chosen = {layer: weights[layer][0] for layer in _pick("layers", layers, list(weights), 3)}
@@ -122,17 +125,25 @@ def find(run: Run, choice: Choice, layers: Optional[Sequence[int]] = None,
 
 
 def _snapshot(task: Task, step: int, params: Any, metrics: probe.Metrics,
-              initial_blocks: Sequence[Any], batch: Batch) -> Snapshot:
+              diagnostics: Mapping[str, Any], initial_blocks: Sequence[Any],
+              batch: Batch) -> Snapshot:
   gradients = gradient_flow.gradient_norms(task.loss_fn, params, batch)
   several = len(gradients.by_layer) > 1 and gradient_flow.shared_generator(params) is not None
   return Snapshot(
       step,
-      {layer: geometry.layer_geometry(m) for layer, m in metrics.m.items() if _is_square(m)},
+      {layer: _geometry(m, diagnostics.get(f"adaptivity/layer_{layer}"))
+       for layer, m in metrics.m.items() if _is_square(m)},
       metrics.block_energy,
       geometry.block_drift(initial_blocks, geometry.stored_blocks(params))
       if metrics.block_energy else {},
       gradients,
       gradient_flow.contributions(task.model, task.loss_fn, params, batch) if several else None)
+
+
+def _geometry(m: np.ndarray, adaptivity: Optional[Any]) -> geometry.LayerGeometry:
+  """Adaptivity is what training records, on the same examples, where it does."""
+  found = geometry.layer_geometry(m)
+  return found if adaptivity is None else found._replace(adaptivity=float(adaptivity))
 
 
 def _is_square(m: np.ndarray) -> bool:
@@ -174,7 +185,7 @@ def _write_arrays(path: Path, found: Findings) -> None:
 def _text(found: Findings, captions: dict[str, str]) -> str:
   parts = [f"## {found.title}"]
   for name, caption in captions.items():
-    parts.append(f"![{caption}](figures/{name}.png)\n\n{caption}")
+    parts.append(f"![{caption}](figures/{name}.png)")  # which shows its caption
   parts += [f"Not shown: {what}, because {why}." for what, why in found.absent.items()]
   return "\n\n".join(parts)
 

@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 _STEP = "training step [updates]"
 _LAYER = "layer [0 is nearest the input]"
 _GRADIENT = "norm of the gradient [nats]"  # all losses are in nats, parameters without unit
-_SHARED = "metric, shared by all layers"
+_SHARED = "generator, shared by all layers"
 _MOST_PANELS = 4
 
 
@@ -51,7 +51,7 @@ def spread(items: Sequence[Item], most: int) -> list[Item]:
 def _evolution(found: Findings) -> Optional[Figure]:
   return _pages(found, spread(found.snapshots, _MOST_PANELS), lambda now, layer: (
       now.geometry[layer].mean_HKK), "Metrics over training and depth",
-      "The mean metric m_i of each head (tiles, head 0 first) over the contexts of held-out "
+      "The mean metric m_i of each head (tiles, head 0 top left, then along the row; gaps are grey) over the contexts of held-out "
       "examples: entry (a, b) says how feature a of a query and feature b of a key in the head's "
       "slice count towards their similarity.", "entry of m_i [1]")
 

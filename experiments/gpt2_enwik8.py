@@ -46,7 +46,8 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
     reporting.write_summary(workdir / "summary.json", config.experiment,
                             f"{config.name}:{config.size}", rows)
     reporting.plot_learning_curves(workdir / "figures" / "validation.png",
-                                   common.validation_curves(workdir, results), "nats_per_token")
+                                   common.validation_curves(workdir, results), "nats_per_token",
+                                   f"Validation loss on {config.dataset}")
     print(reporting.format_table(rows))
     if not _comparable(config):
       print("\nThe paper's figures are for its own data and size, which these are not.")

@@ -98,7 +98,8 @@ def summarize(config: ImageGenerationConfig, workdir: Path, results: common.Resu
       measurements, comparable(config), lambda one: _figure(paper, config.name, one)))
   _draw(workdir, data, samples)
   reporting.plot_learning_curves(workdir / "figures" / "validation.png",
-                                 common.validation_curves(trained_in, results), "nats_per_token")
+                                 common.validation_curves(trained_in, results), "nats_per_token",
+                                 f"Validation loss on {config.dataset}")
   common.plot_scores(workdir / "figures", config.dataset, common.run_dirs(workdir, results),
                      DISTRIBUTIONS)
   reporting.write_summary(workdir / "summary.json", config.experiment,
@@ -153,16 +154,16 @@ def comparable(config: ImageGenerationConfig) -> bool:
 
 
 def _draw(workdir: Path, data: ImageData, samples: dict[tuple[str, int], ImageSamples]) -> None:
-  """Grids of samples, and of test images each followed by its completion."""
+  """Grids of samples, and of pairs: a test image at the left, its completion at the right."""
   truth = data.decode(data.tokens["test"])
   for (attention, seed), one in samples.items():
     figures = workdir / "figures"
     reporting.write_image_grid(figures / f"samples-{attention}-seed{seed}.png",
                                one.images[:NUM_SHOWN], num_columns=10)
     num = min(NUM_SHOWN // 2, len(one.completed))
-    pairs = np.stack([truth[:num], one.completed[:num]], axis=1)
+    pairs = np.concatenate([truth[:num], one.completed[:num]], axis=2)
     reporting.write_image_grid(figures / f"completions-{attention}-seed{seed}.png",
-                               pairs.reshape(2 * num, *pairs.shape[2:]), num_columns=10)
+                               pairs, num_columns=5)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,8 @@ def summarize(config: TextGenerationConfig, workdir: Path, results: common.Resul
       [_as_published(one) for one in measurements], comparable(config),
       lambda one: _figure(paper, config.name, one)))
   reporting.plot_learning_curves(workdir / "figures" / "validation.png",
-                                 common.validation_curves(trained_in, results), "nats_per_token")
+                                 common.validation_curves(trained_in, results), "nats_per_token",
+                                 f"Validation loss on {config.dataset}")
   common.plot_scores(workdir / "figures", config.dataset, common.run_dirs(workdir, results),
                      DISTRIBUTIONS)
   reporting.write_summary(workdir / "summary.json", config.experiment,

@@ -30,6 +30,19 @@ def test_both_formats_say_what_is_drawn(tmp_path):
   assert (tmp_path / "sub" / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_gaps_have_no_colour_of_a_value_and_a_curve_shows_below_another(tmp_path, monkeypatch):
+  drawn = []
+  monkeypatch.setattr("matplotlib.figure.Figure.savefig",
+                      lambda figure, *unused, **more: drawn.append(figure))
+  page = HeatMap("", "", "", plots.tiles(np.zeros((2, 3, 3))), plain=True)
+  lines = Lines("", "", "", {"a": [(0, 1.0), (1, 2.0)], "b": [(0, 1.0), (1, 2.0)]})
+  plots.draw(tmp_path / "figure", "t", "c", [[lines, page]])
+  curves, tiles = drawn[0].axes[:2]
+  assert tiles.get_facecolor()[:3] == (0.6, 0.6, 0.6)
+  below, above = curves.lines
+  assert below.get_linewidth() > 1.5 * above.get_linewidth()
+
+
 @pytest.mark.parametrize("values", [np.zeros((2, 2)), np.full((40, 2), 1e-9)])
 def test_values_that_are_all_alike_are_drawn(tmp_path, values):
   plots.draw(tmp_path / "figure", "t", "c", [[HeatMap("", "", "", values, "amount")]], "all")

@@ -114,6 +114,15 @@ def test_learning_curves_are_a_png(tmp_path):
   assert path.read_bytes().startswith(b"\x89PNG")
 
 
+def test_learning_curves_have_a_title_and_whole_steps(tmp_path, monkeypatch):
+  figures = []
+  monkeypatch.setattr(reporting, "_save", lambda figure, path: figures.append(figure))
+  curves = {"mha": [(10, 2.0), (12, 1.0)]}
+  reporting.plot_learning_curves(tmp_path / "x.png", curves, "nats", "On x")
+  (axes,) = figures[0].axes
+  assert axes.get_title() == "On x" and all(tick == round(tick) for tick in axes.get_xticks())
+
+
 def test_every_attention_has_a_line_of_its_own(tmp_path, monkeypatch):
   figures = []
   monkeypatch.setattr(reporting, "_save", lambda figure, path: figures.append(figure))
@@ -171,3 +180,4 @@ def test_an_image_grid_shows_every_image_in_its_place(tmp_path):
   assert width > 700 and abs(2 * width - 4 * height) < 8
   centers = pixels[height // 4 :: height // 2, width // 8 :: width // 4, 0]
   assert centers.tolist() == [[0, 30, 60, 90], [120, 150, 180, 255]]
+  assert pixels[0, 0].tolist()[:3] == [128, 128, 128]  # a line that white images are told apart by

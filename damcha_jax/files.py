@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
+import hashlib
 import os
 from pathlib import Path
 import uuid
@@ -21,6 +22,19 @@ def expanded(path: str | Path) -> Path:
     return Path(path).expanduser()
   except RuntimeError as error:
     raise UserError(f"{path} cannot be read or written: {error}; write the path out") from error
+
+
+def file_hash(path: Path, salt: bytes = b"") -> str:
+  """The SHA-256 of `salt` and a file's bytes.
+
+  Raises:
+    OSError: it cannot be read.
+  """
+  digest = hashlib.sha256(salt)
+  with open(path, "rb") as file:
+    while block := file.read(1 << 20):
+      digest.update(block)
+  return digest.hexdigest()
 
 
 @contextlib.contextmanager

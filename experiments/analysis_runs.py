@@ -182,6 +182,7 @@ def _suite_run(config: Any, attention: str, seed: int, directory: Path) -> Run:
   model = config.model
   plain = dataclasses.replace(config, model=dataclasses.replace(model, **_PLAIN))
   task = MAKE_TASK[config.experiment](plain, attention, seed)
+  Workdir(directory).check_data(task.data_hashes)
   stored = stack_layers if model.scan_layers else lambda params: params
   return Run(
       attention, seed, config.dataset, None, directory, task,

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 import zlib
 
 import numpy as np
 
 from damcha_jax.files import replacing
+
+
+def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+  """Writes a compressed .npz file whole or not at all, and its folder.
+
+  Raises:
+    OSError: it cannot be written.
+  """
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with replacing(path) as partial:
+    np.savez_compressed(partial, **arrays)
 
 
 def map_array(path: Path) -> np.ndarray:

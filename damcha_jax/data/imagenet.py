@@ -14,7 +14,7 @@ from typing import Any, Optional
 from PIL import Image
 
 from damcha_jax.errors import DataError
-from damcha_jax.files import expanded
+from damcha_jax.files import expanded, file_hash
 
 NAME = "imagenet2012"
 NUM_CLASSES = 1000
@@ -39,6 +39,12 @@ def prepared_dir(data_dir: str | Path) -> Path:
   root = expanded(data_dir) / NAME
   versions = sorted(root.glob("*.*.*"), key=_version) if root.is_dir() else []
   return versions[-1] if versions else root
+
+
+def hashes(data_dir: str | Path) -> dict[str, str]:
+  """The hash of the file in which TFDS says what it wrote."""
+  path = prepared_dir(data_dir) / "dataset_info.json"
+  return {path.name: file_hash(path)} if path.is_file() else {}
 
 
 def _version(folder: Path) -> tuple[int, ...]:

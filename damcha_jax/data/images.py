@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
+import hashlib
 import io
 import lzma
 from pathlib import Path
@@ -23,10 +24,11 @@ from damcha_jax.config.image_generation import PIXEL_TOKENS
 from damcha_jax.data import emoji
 from damcha_jax.data import palette as palette_lib
 from damcha_jax.data.image_sets import IMAGE_SETS, Labelled
-from damcha_jax.data.prepared_images import load_images
+from damcha_jax.data.prepared_images import load_images, read_metadata
 from damcha_jax.data.shuffling import permutation, ShuffledEpochs
 from damcha_jax.data.sources import BOS
 from damcha_jax.errors import DataError
+from damcha_jax.files import file_hash
 
 SAMPLE_FILE = Path(__file__).parent / "samples" / emoji.IMAGES_FILE
 DATASETS = (*IMAGE_SETS, "sample_images")
@@ -49,6 +51,7 @@ class ImageData:
     labels: by split, uint8 [N].
     image_shape: of one image, (H, W) or (H, W, 3).
     palette: the 256 colours [256, 3] that tokens stand for, or None.
+    hashes: of its files by name, and of the palette.
   """
 
   name: str
@@ -57,6 +60,7 @@ class ImageData:
   labels: Mapping[str, np.ndarray]
   image_shape: tuple[int, ...]
   palette: Optional[np.ndarray] = None
+  hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def decode(self, tokens_NT: np.ndarray) -> np.ndarray:
     """The images, uint8 [N, H, W] or [N, H, W, 3], that tokens [N, T] stand for."""
@@ -84,7 +88,11 @@ def load_image_data(dataset: str, data: ImageDataConfig) -> ImageData:
   """
   if dataset not in DATASETS:
     raise ConfigError(f"unknown dataset '{dataset}'; use one of {', '.join(DATASETS)}")
-  images, labels = _sample() if dataset == "sample_images" else _real(dataset, data.data_dir)
+  if dataset == "sample_images":
+    (images, labels), hashes = _sample(), sample_hashes()
+  else:
+    images, labels = _real(dataset, data.data_dir)
+    hashes = dict(read_metadata(dataset, data.data_dir)["files"])
   for split in ("validation", "test"):
     images[split] = images[split][:data.max_held_out_images]
     labels[split] = labels[split][:data.max_held_out_images]
@@ -98,12 +106,13 @@ def load_image_data(dataset: str, data: ImageDataConfig) -> ImageData:
   if data.colour == "palette":
     palette = palette_lib.cached_palette(data.data_dir, f"{dataset}-{data.image_size}",
                                          pixels["train"])
+    hashes["palette"] = hashlib.sha256(palette.tobytes()).hexdigest()
     pixels = {split: _in_parts(functools.partial(palette_lib.nearest, palette_K3=palette), array)
               for split, array in pixels.items()}
   tokens = {split: array.reshape(len(array), -1) for split, array in pixels.items()}
   num_classes = IMAGE_SETS[dataset].num_classes if dataset in IMAGE_SETS else (
       1 + max(int(array.max()) for array in labels.values()))
-  return ImageData(dataset, num_classes, tokens, labels, image_shape, palette)
+  return ImageData(dataset, num_classes, tokens, labels, image_shape, palette, hashes)
 
 
 def _real(dataset: str, data_dir: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -139,6 +148,11 @@ def sample_images(label: str) -> dict[str, Labelled]:
             for number, name in enumerate(("train", "validation", "test"))}
   return {name: Labelled(images[indices], {label: labels[indices]})
           for name, indices in chosen.items()}
+
+
+def sample_hashes() -> dict[str, str]:
+  """The hash of the file that `sample_images` reads."""
+  return {SAMPLE_FILE.name: file_hash(SAMPLE_FILE)}
 
 
 def _in_parts(convert: Callable[[np.ndarray], np.ndarray], images: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ from PIL import Image
 from damcha_jax.config import AugmentationConfig, ClassificationDataConfig, ConfigError
 from damcha_jax.data import augmentation as augmentation_lib
 from damcha_jax.data import imagenet
-from damcha_jax.data.images import sample_images
+from damcha_jax.data.images import sample_hashes, sample_images
 from damcha_jax.data.shuffling import ShuffledEpochs
 from damcha_jax.errors import DataError
 
@@ -66,6 +66,7 @@ class ClassifiedImages(NamedTuple):
   num_classes: int
   train: LabelledImages
   validation: LabelledImages
+  hashes: dict[str, str]  # of its files by name
 
 
 @functools.lru_cache(maxsize=2)
@@ -84,14 +85,14 @@ def load_labelled_images(dataset: str, data_dir: str) -> ClassifiedImages:
     splits = [imagenet.ImageRecords(data_dir, split) for split in ("train", "validation")]
     for split in splits:
       len(split)  # raises where it cannot be read
-    return ClassifiedImages(imagenet.NUM_CLASSES, *splits)
+    return ClassifiedImages(imagenet.NUM_CLASSES, *splits, imagenet.hashes(data_dir))
   if dataset != "sample_images":
     raise ConfigError(f"unknown dataset '{dataset}'; use one of {', '.join(DATASETS)}")
   samples = sample_images(SAMPLE_LABEL)
   num_classes = 1 + max(int(one.labels[SAMPLE_LABEL].max()) for one in samples.values())
   return ClassifiedImages(num_classes, *(
       ArrayImages(samples[split].images, samples[split].labels[SAMPLE_LABEL])
-      for split in ("train", "validation")))
+      for split in ("train", "validation")), sample_hashes())
 
 
 class AugmentedBatches:

@@ -17,10 +17,10 @@ import numpy as np
 from damcha_jax.config import ConfigError, DataConfig
 from damcha_jax.data import corpora
 from damcha_jax.data.decontamination import drop_overlap
-from damcha_jax.data.prepared import load_prepared
+from damcha_jax.data.prepared import load_prepared, read_metadata
 from damcha_jax.data.text8 import clean_rst, clean_wikitext
 from damcha_jax.errors import DataError
-from damcha_jax.files import expanded
+from damcha_jax.files import expanded, file_hash
 
 # The NUL byte begins every window: the vocabulary stays at 256, and no corpus contains it.
 BOS = 0
@@ -44,6 +44,7 @@ class Corpus:
   validation: Arrays
   test: Arrays
   notes: tuple[str, ...] = ()
+  hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of its files by name
 
 
 def load_corpus(dataset: str, data: DataConfig) -> Corpus:
@@ -71,11 +72,15 @@ def _whole_corpus(dataset: str, data: DataConfig) -> Corpus:
     return _mix(dataset, raw, cleaned, data.decontaminate)
   if dataset in corpora.CORPORA:
     splits = load_prepared(dataset, data.data_dir)
+    recorded = read_metadata(dataset, data.data_dir)["splits"]
+    hashes = {f"{dataset}/{split}.npy": str(facts["md5"]) for split, facts in recorded.items()}
   elif dataset in ("sample_text", "sample_text8"):
-    splits = _sample(dataset)
+    splits, hashes = _sample(dataset), {SAMPLE_FILE.name: file_hash(SAMPLE_FILE)}
   else:
     splits = _own_file(dataset)
-  return Corpus(dataset, **{split: {dataset: array} for split, array in splits.items()})
+    hashes = {Path(dataset).name: file_hash(expanded(dataset))}
+  return Corpus(dataset, **{split: {dataset: array} for split, array in splits.items()},
+                hashes=hashes)
 
 
 def _parts_of(mix: str, data: DataConfig) -> tuple[Corpus, ...]:
@@ -100,7 +105,7 @@ def _mix(name: str, raw: Corpus, cleaned: Corpus, decontaminate: bool) -> Corpus
     train[source], dropped = drop_overlap(cleaned.train[source], held_out)
     notes = (f"decontaminated {source}: {dropped.describe()}",)
   return Corpus(name, train, {**raw.validation, **cleaned.validation},
-                {**raw.test, **cleaned.test}, notes)
+                {**raw.test, **cleaned.test}, notes, {**raw.hashes, **cleaned.hashes})
 
 
 def split_bytes(array: np.ndarray) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ have this form.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import functools
 import hashlib
 import io
@@ -16,11 +16,12 @@ import json
 import lzma
 from pathlib import Path
 import re
+from types import MappingProxyType
 from typing import NamedTuple, Optional
 
 from damcha_jax.config import ConfigError
 from damcha_jax.errors import DataError
-from damcha_jax.files import expanded
+from damcha_jax.files import expanded, file_hash
 
 SAMPLES_DIR = Path(__file__).parent / "samples"
 SAMPLES = {"sample_pairs": SAMPLES_DIR / "sentence_pairs",
@@ -80,15 +81,18 @@ def compress(data: bytes, preset: int = 9 | lzma.PRESET_EXTREME) -> bytes:
 class PairSet:
   """A set of texts on disk; its splits are read when they are asked for."""
 
-  def __init__(self, name: str, folder: Path, direction: Optional[str] = None):
+  def __init__(self, name: str, folder: Path, direction: Optional[str] = None,
+               recorded: Mapping[str, str] = MappingProxyType({})):
     """Creates a set.
 
     Args:
       name: what messages call it.
       folder: where its files are.
       direction: 'en-de' or 'de-en', for files with English first; None: as the files have it.
+      recorded: hashes of splits that `prepare` wrote down, which need not be read for one.
     """
     self.name, self.folder, self._reverse = name, folder, direction == "de-en"
+    self._recorded = recorded
 
   @property
   def splits(self) -> tuple[str, ...]:
@@ -100,29 +104,48 @@ class PairSet:
     Raises:
       DataError: the file is missing, damaged or empty.
     """
-    examples = _read(self._path(split))
+    examples = _read(self._path(split), _stamp(self._path(split)))
     if self._reverse:
       return tuple(Example(one.references[0], (one.source, *one.references[1:]))
                    for one in examples)
     return examples
 
   def file_hash(self, split: str) -> str:
-    """SHA-256 of the compressed file, and of the direction it is read in."""
-    digest = hashlib.sha256(b"reversed" if self._reverse else b"")
+    """SHA-256 of the compressed file, or of its recorded hash, and of the direction it is read in."""
+    direction = b"reversed" if self._reverse else b""
+    if split in self._recorded:
+      return hashlib.sha256(direction + self._recorded[split].encode()).hexdigest()
     try:
-      with open(self._path(split), "rb") as file:
-        while block := file.read(1 << 20):
-          digest.update(block)
+      return file_hash(self._path(split), direction)
     except OSError as error:
       raise DataError(f"{self._path(split)} cannot be read: {error.strerror}") from error
-    return digest.hexdigest()
+
+  @property
+  def hashes(self) -> dict[str, str]:
+    """`file_hash` of every split by its file's name."""
+    return {self._path(split).name: self.file_hash(split) for split in self.splits}
+
+  @property
+  def stamp(self) -> tuple[tuple[int, int], ...]:
+    """Changes when a file is replaced while the program runs."""
+    return tuple(_stamp(self._path(split)) for split in self.splits)
 
   def _path(self, split: str) -> Path:
     return self.folder / f"{split}.tsv.xz"
 
 
+def _stamp(path: Path) -> tuple[int, int]:
+  """When a file was written and its size; whether it is there is told when it is read."""
+  try:
+    status = path.stat()
+  except OSError:
+    return (0, 0)
+  return (status.st_mtime_ns, status.st_size)
+
+
 @functools.lru_cache(maxsize=8)
-def _read(path: Path) -> tuple[Example, ...]:
+def _read(path: Path, stamp: tuple[int, int]) -> tuple[Example, ...]:
+  del stamp  # a file that was replaced is read again
   try:
     with lzma.open(path) as file:
       # Not the universal newlines of text files: only \n ends a line.
@@ -150,8 +173,7 @@ def load_pairs(dataset: str, data_dir: str, direction: Optional[str] = None) -> 
     return PairSet(dataset, SAMPLES[dataset], direction)
   if dataset in PUBLISHED:
     folder = prepared_dir(dataset, data_dir)
-    check_prepared(dataset, folder, data_dir)
-    return PairSet(dataset, folder, direction)
+    return PairSet(dataset, folder, direction, check_prepared(dataset, folder, data_dir))
   folder = expanded(dataset)
   if "/" not in dataset and not folder.exists():
     raise ConfigError(f"unknown dataset '{dataset}'; use one of "
@@ -174,8 +196,12 @@ def published_split(dataset: str, split: str) -> tuple[str, Optional[str]]:
   return split, None
 
 
-def check_prepared(name: str, folder: Path, data_dir: str, contents: bool = False) -> None:
-  """Raises DataError unless the prepared set is whole; `contents` hashes every byte as well."""
+def check_prepared(name: str, folder: Path, data_dir: str, contents: bool = False) -> dict[str, str]:
+  """The recorded hashes of the splits of a prepared set; `contents` hashes every byte as well.
+
+  Raises:
+    DataError: the set is not whole.
+  """
   command = f"python -m damcha_jax.data.prepare {name} --data_dir={data_dir}"
   if not folder.exists():
     raise DataError(f"dataset '{name}' is not prepared in {folder}; run '{command}' where "
@@ -186,6 +212,7 @@ def check_prepared(name: str, folder: Path, data_dir: str, contents: bool = Fals
     whole = metadata["format"] == FORMAT and all(
         (folder / f"{split}.tsv.xz").stat().st_size == facts["compressed_bytes"]
         for split, facts in metadata["splits"].items())
+    recorded = {split: str(facts["md5"]) for split, facts in metadata["splits"].items()}
     if whole and contents:
       whole = all(_content_md5(folder / f"{split}.tsv.xz") == facts["md5"]
                   for split, facts in metadata["splits"].items())
@@ -195,6 +222,7 @@ def check_prepared(name: str, folder: Path, data_dir: str, contents: bool = Fals
   if not whole:
     raise DataError(f"dataset '{name}' in {folder} is not what its {METADATA} says; run "
                     f"'{command} --verify'")
+  return recorded
 
 
 def _content_md5(path: Path) -> str:

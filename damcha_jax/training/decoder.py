@@ -7,6 +7,7 @@ padded or packed, `padding_mask` or `segment_ids` [B, T] as `DecoderLM` takes th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Optional
 
 from flax import linen as nn
@@ -25,7 +26,7 @@ PyTree = Any
 def decoder_task(config: DecoderConfig, attention: str, *, train_source: TrainSource,
                  eval_sources: Mapping[str, EvalSource],
                  metrics_of: Callable[[Mapping[str, float]], dict[str, float]],
-                 probe: Batch) -> Task:
+                 probe: Batch, data_hashes: Mapping[str, str] = MappingProxyType({})) -> Task:
   """The task of one run. Losses are in nats; the best checkpoint has the fewest per token.
 
   Args:
@@ -34,6 +35,7 @@ def decoder_task(config: DecoderConfig, attention: str, *, train_source: TrainSo
     train_source, eval_sources: batches as described above.
     metrics_of: as in `Task`; must give `nats_per_token`.
     probe: a batch on which the adaptivity of the generated metrics is recorded during training.
+    data_hashes: as in `Task`.
 
   Raises:
     ConfigError: the model cannot be built.
@@ -53,6 +55,7 @@ def decoder_task(config: DecoderConfig, attention: str, *, train_source: TrainSo
       selection_metric="nats_per_token",
       parameter_groups=parameter_groups(config),
       diagnostics=lambda params: adaptivity_on(model, params, probe),
+      data_hashes=data_hashes,
   )
 
 

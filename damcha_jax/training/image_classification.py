@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 import dataclasses
 import functools
+from types import MappingProxyType
 from typing import Any, Optional
 
 import jax
@@ -58,6 +59,7 @@ def image_classification_task(config: ImageClassificationConfig, attention: str,
       train_source=TrainLabelledImages(
           AugmentedBatches(images.train, order, seed, size, config.augmentation),
           config.num_steps, data.num_workers),
+      data_hashes=images.hashes,
       eval_sources={
           "validation": EvalLabelledImages(images.validation, size, data,
                                            data.max_held_out_images),
@@ -78,7 +80,7 @@ def _check_data(config: ImageClassificationConfig, num_classes: int, num_images:
 
 def classifier_task(config: ImageClassificationConfig, attention: str, *,
                     train_source: Optional[TrainSource], eval_sources: Mapping[str, EvalSource],
-                    probe: Batch) -> Task:
+                    probe: Batch, data_hashes: Mapping[str, str] = MappingProxyType({})) -> Task:
   """The task of one run on any images; see `image_classification_task`.
 
   Args:
@@ -86,6 +88,7 @@ def classifier_task(config: ImageClassificationConfig, attention: str, *,
     attention: the attention's name.
     train_source, eval_sources: batches as described above.
     probe: a batch on which the adaptivity of the generated metrics is recorded during training.
+    data_hashes: as in `Task`.
 
   Raises:
     ConfigError: the model cannot be built.
@@ -107,6 +110,7 @@ def classifier_task(config: ImageClassificationConfig, attention: str, *,
       diagnostics=lambda params: adaptivity_on(model, params, probe),
       ema_decay=config.ema_decay,
       unit="images",
+      data_hashes=data_hashes,
   )
 
 

@@ -35,13 +35,15 @@ def image_generation_task(config: ImageGenerationConfig, attention: str, seed: i
            for split in ("train", "validation", "test")}
   eval_sources = {split: EvalImages(data.tokens[split], begin[split])
                   for split in ("validation", "test")}
+  validation = eval_sources["validation"]
   return decoder_task(
       config, attention,
       train_source=TrainImages(data.tokens["train"], begin["train"], config.batch_size, seed,
                                jax.process_index(), jax.process_count()),
       eval_sources=eval_sources,
       metrics_of=functools.partial(metrics_of, config.context_length),
-      probe=eval_sources["validation"].batch(0, NUM_PROBES))
+      data_hashes=data.hashes,
+      probe=validation.batch(0, min(NUM_PROBES, len(validation))))
 
 
 def _check_vocabulary(config: ImageGenerationConfig, data: ImageData) -> None:

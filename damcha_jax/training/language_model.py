@@ -42,6 +42,7 @@ def language_model_task(config: LanguageModelConfig, attention: str, seed: int) 
           for split, arrays in (("validation", corpus.validation), ("test", corpus.test))
           for source, array in arrays.items()},
       metrics_of=metrics_of,
+      data_hashes=corpus.hashes,
       probe=_probe(corpus, config.context_length))
 
 

@@ -39,13 +39,14 @@ def train(task: Task, config: Any, workdir: str | Path, seed: int) -> dict[str, 
     task: what to train.
     config: any frozen config with `num_steps`, `batch_size`, `optimizer`, `mesh`, `logical_rules`,
       `evaluation`, `checkpoint`, `logging` and `prng_impl`; recorded whole.
-    workdir: the run's own directory. Gets `config.json`, `versions.json`, `metrics.jsonl`,
-      `checkpoints/` and `result.json`.
+    workdir: the run's own directory. Gets `config.json`, `data.json`, `versions.json`,
+      `metrics.jsonl`, `checkpoints/` and `result.json`.
     seed: seed of the initial parameters and of dropout.
 
   Raises:
     ConfigError: the configuration cannot run on these devices.
-    WorkdirError: the directory is in use, belongs to another configuration or cannot be written.
+    WorkdirError: the directory is in use, belongs to another configuration or to other data, or
+      cannot be written.
     CheckpointError: a checkpoint cannot be written, or none can be read.
     Interrupted: SIGTERM or SIGINT; the state is saved.
     NonFiniteError: the loss, a gradient or an evaluation is not finite.
@@ -54,6 +55,7 @@ def train(task: Task, config: Any, workdir: str | Path, seed: int) -> dict[str, 
   directory = Workdir(workdir)
   with directory.locked(), StopRequest() as stop:
     directory.check_config(config, task.name, seed)
+    directory.check_data(task.data_hashes)
     progress = Progress(f"{task.name} seed {seed}", enabled=directory.is_primary)
     result = read_result(directory, name=task.name, seed=seed, num_steps=config.num_steps)
     if result is not None:
@@ -124,6 +126,7 @@ class _Run:
   def start(self) -> None:
     """Creates or restores the state and opens the records."""
     self.directory.claim(self.config, self.task.name, self.seed)
+    self.directory.claim_data(self.task.data_hashes)
     path = self.directory.path
     for change in self.directory.record_versions():
       self.progress.note(f"since this run began: {change}")

@@ -46,10 +46,11 @@ def reevaluate(task: Task, config: DecoderConfig, trained: Path, directory: Path
     result = read_result(Workdir(trained))
     if result is None:
       raise WorkdirError(f"{trained} is not trained to the end; run the command that made it")
+    Workdir(trained).check_data(task.data_hashes)
     workdir.claim(config, task.name, seed)
     workdir.record_versions()
-    step, params = restore_params(trained, one_device_targets(task.init_params), "best",
-                                  task.selection_metric, note)
+    step, params = restore_params(trained, one_device_targets(task.init_params),
+                                  result["best"]["step"], task.selection_metric, note)
     evaluator = Evaluator(task.eval_loss_fn, lambda batch: batch, config.evaluation.batch_size)
     sums = evaluator.evaluate(params, task.eval_sources)
     result["best"] = {"step": step, "metrics": {

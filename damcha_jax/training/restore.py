@@ -19,6 +19,7 @@ from damcha_jax.models.decoder import DecoderLM, init_params, make_decoder
 from damcha_jax.models.stack import unstack_layers
 from damcha_jax.training.checkpoint import checksums, one_line
 from damcha_jax.training.sharding import path_name
+from damcha_jax.training.result import read_result
 from damcha_jax.training.workdir import Workdir, is_number
 
 PyTree = Any
@@ -47,29 +48,41 @@ def describe_run(directory: Path) -> RunDescription:
   return RunDescription(run["name"], run["seed"], contents)
 
 
-def restore_params(directory: Path, abstract_params: PyTree, which: str, selection_metric: str,
+def restore_params(directory: Path, abstract_params: PyTree, which: str | int, selection_metric: str,
                    note: Callable[[str], None]) -> tuple[int, PyTree]:
-  """The step and parameters of a run's best or last checkpoint; nothing is written.
+  """The step and parameters of a run's best or last checkpoint, or that of a step.
 
-  A checkpoint that cannot be read, or whose checksums differ, is named in a note and passed over.
+  Nothing is written. Of best and last ones, a checkpoint that cannot be read, or whose checksums
+  differ, is named in a note and passed over.
 
   Args:
     directory: the run's own directory.
     abstract_params: `ShapeDtypeStruct`s of the parameters, with the shardings that they shall have.
-    which: 'best' (lowest validation metric among those kept) or 'last'.
+    which: 'best' (which `result.json` reports, and before there is one the first of the lowest
+      validation metric among those kept), 'last', or the step that `result.json` reports.
     selection_metric: key of that metric in `metrics.jsonl`.
     note: prints one line.
 
   Raises:
-    CheckpointError: no checkpoint is readable.
+    CheckpointError: no checkpoint is readable, or not that of the step.
   """
+  if isinstance(which, int):
+    try:
+      return which, restore_step(directory, which, abstract_params)
+    except CheckpointError as error:
+      raise CheckpointError(f"{error}, and result.json reports step {which}; restore the files, or "
+                            "remove result.json, and the command that trained the run evaluates "
+                            "the best that is left") from error
   steps = kept_steps(directory)
   if which == "best":
     scores = validation_scores(directory / "metrics.jsonl", selection_metric)
     if steps and not scores.keys() & set(steps):
       note(f"no checkpoint has a {selection_metric} in {directory / 'metrics.jsonl'}: taking the last")
-    # What was never evaluated comes last.
-    steps.sort(key=lambda step: scores.get(step, float("inf")))
+    result = read_result(Workdir(directory))
+    reported = result and result["best"]["step"]
+    # What was never evaluated comes last, the newest of it first; of equals the first is best.
+    steps.sort(key=lambda step: (step != reported, scores.get(step, float("inf")),
+                                 step if step in scores else -step))
   for step in steps:
     try:
       return step, restore_step(directory, step, abstract_params)
@@ -87,7 +100,7 @@ def one_device_targets(init: Callable[[jax.Array], PyTree]) -> PyTree:
       nn.unbox(jax.eval_shape(init, jax.random.key(0))))
 
 
-def restore_decoder(directory: Path, config: DecoderConfig, attention: str, which: str,
+def restore_decoder(directory: Path, config: DecoderConfig, attention: str, which: str | int,
                     note: Callable[[str], None]) -> tuple[DecoderLM, int, PyTree]:
   """The decoder of a run, made for sampling, with the step and parameters of a checkpoint.
 

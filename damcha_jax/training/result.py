@@ -58,3 +58,5 @@ def _problems(result: dict[str, Any], expected: dict[str, Any]) -> Iterator[str]
   selection_metric = result.get("selection_metric")
   if selection_metric not in metrics_by_split["validation"]:
     yield f"has no {selection_metric} on 'validation'"
+  if type(best.get("step")) is not int:
+    yield "has no step of the best checkpoint"

@@ -72,6 +72,8 @@ class Task:
       evaluation under split `diagnostics`; may be empty.
     ema_decay: of an exponential moving average of the parameters over updates, which is then what
       is evaluated and diagnosed; None: the parameters themselves.
+    data_hashes: by name, of the files that the data come from and of the tokenizer; recorded with
+      the run, which goes on with these only.
     unit: what `sums['weight']` counts, for the speed that is recorded, `<unit>_per_second`.
   """
 
@@ -87,4 +89,5 @@ class Task:
   parameter_groups: tuple[ParameterGroup, ...]
   diagnostics: Callable[[PyTree], Mapping[str, jax.Array]] = lambda params: {}
   ema_decay: Optional[float] = None
+  data_hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)
   unit: str = "tokens"

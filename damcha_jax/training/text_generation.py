@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import hashlib
 import math
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -36,11 +35,13 @@ class Texts:
     tokenizer: trained on the training split.
     train: its pairs, one per reference.
     held_out: the examples of the other splits, of which the first reference is scored.
+    hashes: of its files by name, and of the tokenizer.
   """
 
   tokenizer: Tokenizer
   train: Encoded
   held_out: Mapping[str, tuple[Example, ...]]
+  hashes: Mapping[str, str]
 
 
 def load_texts(config: TextGenerationConfig) -> Texts:
@@ -50,11 +51,13 @@ def load_texts(config: TextGenerationConfig) -> Texts:
     DataError: the data is missing or damaged.
     ConfigError: the data set is unknown.
   """
-  return _load(config.dataset, config.data, config.model.vocab_size)
+  pairs = text_pairs.load_pairs(config.dataset, config.data.data_dir, config.data.direction)
+  return _load(config.dataset, config.data, config.model.vocab_size, pairs.stamp)
 
 
 @functools.lru_cache(maxsize=4)
-def _load(dataset: str, data: TextDataConfig, vocab_size: int) -> Texts:
+def _load(dataset: str, data: TextDataConfig, vocab_size: int, stamp: Any) -> Texts:
+  del stamp  # files that were replaced are read again
   pairs = text_pairs.load_pairs(dataset, data.data_dir, data.direction)
   content_hash = pairs.file_hash("train")
   cache_dir = expanded(data.data_dir) / "tokens"
@@ -64,7 +67,8 @@ def _load(dataset: str, data: TextDataConfig, vocab_size: int) -> Texts:
   train = source_target.cached(cache_dir / f"train-{name}", lambda: source_target.encode(
       source_target.each_reference(pairs.examples("train")), tokenizer))
   return Texts(tokenizer, train, {split: _spread(pairs.examples(split), data.max_held_out_examples)
-                                  for split in HELD_OUT if split in pairs.splits})
+                                  for split in HELD_OUT if split in pairs.splits},
+               {**pairs.hashes, "tokenizer": tokenizer.fingerprint})
 
 
 def _spread(examples: Sequence[Example], count: int | None) -> tuple[Example, ...]:
@@ -111,6 +115,7 @@ def text_generation_task(config: TextGenerationConfig, attention: str, seed: int
                              jax.process_count(), config.data.packing),
       eval_sources=held_out,
       metrics_of=metrics_of,
+      data_hashes=texts.hashes,
       probe=held_out["validation"].batch(0, min(_PROBE_ROWS, len(held_out["validation"]))))
 
 

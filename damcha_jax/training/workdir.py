@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 import contextlib
 import fcntl
 import importlib.metadata
@@ -18,11 +18,14 @@ import zlib
 import jax
 
 from damcha_jax.config import to_dict, upgraded
+from damcha_jax.data.arrays import save_arrays
 from damcha_jax.errors import WorkdirError
+from damcha_jax.files import replacing
 
 # A summary over several runs may gain attentions and seeds; one run has exactly one of each.
 _KEYS_OF_THE_SUITE = ("attentions", "seeds")
 _SEAL = "crc32"
+_DATA = "data.json"
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 _JAX_FLAGS = ("jax_threefry_partitionable", "jax_default_prng_impl", "jax_enable_x64",
               "jax_default_matmul_precision")
@@ -77,6 +80,24 @@ class Workdir:
   def claim(self, config: Any, name: str, seed: int) -> None:
     """Writes `config.json`: from now on the directory belongs to this configuration."""
     self.write_json("config.json", _description(config, name, seed))
+
+  def check_data(self, hashes: Mapping[str, str]) -> None:
+    """Raises `WorkdirError`, naming the first file, if what ran here had other data.
+
+    Args:
+      hashes: as `Task.data_hashes`.
+    """
+    present = self.read_json(_DATA)
+    for name in () if present is None else sorted({*present, *hashes}):
+      old, new = present.get(name, "absent"), hashes.get(name, "absent")
+      if old != new:
+        raise WorkdirError(f"workdir {self.path} holds a run on another {name} (hash {old:.12}, now "
+                           f"{new:.12}); restore the data as they were, or choose another workdir")
+
+  def claim_data(self, hashes: Mapping[str, str]) -> None:
+    """Writes `data.json`: from now on the directory belongs to these data."""
+    if hashes:
+      self.write_json(_DATA, dict(hashes), sealed=True)
 
   def record_versions(self) -> list[str]:
     """Writes `versions.json`; returns `name old -> new` for what changed since the last process."""
@@ -146,13 +167,20 @@ def write_atomically(path: Path, text: str) -> None:
   Raises:
     WorkdirError: the file cannot be written.
   """
-  temporary = path.with_name(path.name + ".tmp")
+  with writing(path), replacing(path) as partial, open(partial, "w", encoding="utf-8") as file:
+    file.write(text)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+  """`save_arrays`, for a workdir.
+
+  Raises:
+    WorkdirError: the file cannot be written.
+  """
   with writing(path):
-    with open(temporary, "w", encoding="utf-8") as file:
-      file.write(text)
-      file.flush()
-      os.fsync(file.fileno())
-    os.replace(temporary, path)
+    save_arrays(path, arrays)
 
 
 def read_text(path: Path, errors: str = "strict") -> Optional[str]:

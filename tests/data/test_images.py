@@ -129,6 +129,7 @@ def test_a_real_set_is_split_in_its_order(monkeypatch):
   made = {split: Labelled(np.repeat((np.arange(n) % 256).astype(np.uint8), 3072).reshape(
       n, 32, 32, 3), {"label": (np.arange(n) % 10).astype(np.uint8)}) for split, n in count.items()}
   monkeypatch.setattr(images, "load_images", lambda name, data_dir: made)
+  monkeypatch.setattr(images, "read_metadata", lambda name, data_dir: {"files": {"train": "md5"}})
   data = load_image_data("cifar10", _config("made here", 8))
   assert {split: len(tokens) for split, tokens in data.tokens.items()} == {
       "train": 20, "validation": 5_000, "test": 30}

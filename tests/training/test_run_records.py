@@ -79,6 +79,7 @@ RESULT = {"name": "mha", "num_steps": 8, "num_params": 10, "model_flops_per_step
     ({"num_params": None}, "num_params=None, which is no number"),
     ({"best": 3}, "no metrics of the best checkpoint"),
     ({"best": {"metrics": {}}}, "no metrics of the best checkpoint on the validation split"),
+    ({"best": {"metrics": {"validation": {"nats_per_token": 1.5}}}}, "no step of the best"),
     ({"best": {"metrics": {"validation": 1.5}}}, "has 1.5 for the metrics on 'validation'"),
     ({"best": {"metrics": {"validation": {"nats_per_token": [1]}}}},
      r"nats_per_token=\[1\] on 'validation', which is no number")])

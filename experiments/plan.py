@@ -102,8 +102,8 @@ def _about_activations(models: dict[str, tuple[RunConfig, str]]) -> Iterator[str
       in_chunks.setdefault(chunk, []).append(name)
   for chunk, names in in_chunks.items():
     yield (f"{', '.join(names)}: attention weights are made for {chunk} queries at a time, and "
-           "again in the backward pass (query_chunk), so activations hold no layer's weights whole; "
-           "those of other attentions do here, at most: accelerators' fused kernels need less")
+           "again in the backward pass (query_chunk), so activations hold no layer's weights "
+           "whole; those of other attentions do here, at most: accelerators' fused kernels need less")
 
 
 def _models(config: RunConfig | AblationsConfig) -> dict[str, tuple[RunConfig, str]]:

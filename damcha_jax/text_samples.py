@@ -7,13 +7,15 @@
   log_likelihood, num_tokens  of the output in nats, and its tokens, the end included
   nll, nll_tokens             of the first reference: -log p in nats, and its tokens
   step                        of the checkpoint
+  seal                        a checksum of all this and of whose it is: what is another run's,
+                              step's or rule's, or was changed, is refused
 
 Batches are written as soon as they are there, so that an interrupted run goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import json
 from pathlib import Path
 from typing import Any, Optional
@@ -26,10 +28,11 @@ from damcha_jax.data.tokenizers import EOS, NUM_SPECIAL
 from damcha_jax.decoding import TextDecoder
 from damcha_jax.errors import WorkdirError
 from damcha_jax.evaluation.text_quality import GeneratedTexts
+from damcha_jax.origins import Origin, origin_of, seal
 from damcha_jax.sampling import Sampler, row_keys
 from damcha_jax.training.restore import restore_decoder
 from damcha_jax.training.text_generation import Texts, eval_rows, score
-from damcha_jax.training.workdir import write_atomically
+from damcha_jax.training.workdir import Workdir, write_atomically
 
 FILE = "outputs.jsonl"
 PARTIAL = "outputs.partial.jsonl"
@@ -41,7 +44,7 @@ _KINDS = {"index": (int,), "source": (str,), "references": (list,), "output": (s
 
 
 def generate_texts(config: TextGenerationConfig, attention: str, seed: int, directory: Path,
-                   texts: Texts, note: Callable[[str], None],
+                   texts: Texts, note: Callable[[str], None], result: Mapping[str, Any],
                    trained: Optional[Path] = None) -> list[Record]:
   """What `config.sampling` asks of a run's best checkpoint for the test split, or what is there.
 
@@ -52,23 +55,27 @@ def generate_texts(config: TextGenerationConfig, attention: str, seed: int, dire
     directory: where they are kept.
     texts: the data.
     note: prints one line.
+    result: the run's `result.json`, which says which checkpoint is the best.
     trained: the directory of the run, where it is another.
 
   Raises:
-    CheckpointError: no checkpoint is readable.
-    WorkdirError: the outputs cannot be written.
+    CheckpointError: that checkpoint is not readable.
+    WorkdirError: the outputs cannot be written, or are damaged or another's, or the run was trained
+      on other data.
   """
-  kept, rows = read_outputs(directory), eval_rows(config, texts, SPLIT)
+  trained, rule = trained or directory, config.sampling
+  Workdir(trained).check_data(texts.hashes)
+  origin = origin_of(attention, seed, result, rule)
+  kept, rows = read_outputs(directory, origin), eval_rows(config, texts, SPLIT)
   if kept is not None:
     if [record["index"] for record in kept] != rows.kept.tolist():
       raise _damaged(directory / FILE, "it does not hold the examples of the test split")
     return kept
-  model, step, params = restore_decoder(trained or directory, config, attention, "best", note)
-  rule = config.sampling
+  model, step, params = restore_decoder(trained, config, attention, result["best"]["step"], note)
   decoder = TextDecoder(
       Sampler(model, rule.temperature, rule.top_k, rule.top_p), EOS,
       config.data.max_target_tokens + 1, rule.num_beams, rule.length_penalty)
-  made = _Made(directory / PARTIAL, step)
+  made = _Made(directory / PARTIAL, origin)
   missing = [batch for batch in _batches(rows, rule.batch_size) if not made.has(batch)]
   if missing:
     note("compiling the sampler")
@@ -83,16 +90,26 @@ def generate_texts(config: TextGenerationConfig, attention: str, seed: int, dire
         "index": index, "source": example.source, "references": list(example.references),
         **made.records[number], "nll": float(nll_N[number]),
         "nll_tokens": int(nll_tokens_N[number]), "step": step})
-  write_atomically(directory / FILE, "".join(_line(record) for record in records))
+  write_outputs(directory, origin, records)
   (directory / PARTIAL).unlink(missing_ok=True)
   return records
 
 
-def read_outputs(directory: Path) -> Optional[list[Record]]:
+def write_outputs(directory: Path, origin: Origin, records: Sequence[Record]) -> None:
+  """Writes and seals them.
+
+  Raises:
+    WorkdirError: the file cannot be written.
+  """
+  write_atomically(directory / FILE, "".join(
+      _line({**record, "seal": seal(origin, record)}) for record in records))
+
+
+def read_outputs(directory: Path, origin: Origin) -> Optional[list[Record]]:
   """What was made with a run, or None if it was not, or not all.
 
   Raises:
-    WorkdirError: the file is damaged.
+    WorkdirError: the file is damaged, or of another origin.
   """
   path = directory / FILE
   if not path.is_file():
@@ -108,6 +125,8 @@ def read_outputs(directory: Path) -> Optional[list[Record]]:
     if not (isinstance(record, dict) and all(type(record.get(key)) in kinds
                                              for key, kinds in _KINDS.items())):
       raise _damaged(path, f"line {number} is no record")
+    if record.pop("seal", None) != seal(origin, record):
+      raise _damaged(path, f"line {number} is of another run, step or rule, or was changed")
   return records
 
 
@@ -150,13 +169,13 @@ def _decode(decoder: TextDecoder, params: Any, rows: EvalRows, batch: list[int],
 class _Made:
   """The outputs made so far of one checkpoint, in a file that grows."""
 
-  def __init__(self, path: Path, step: int):
-    self._path, self._step = path, step
+  def __init__(self, path: Path, origin: Origin):
+    self._path, self._origin = path, origin
     self.records: dict[int, Record] = {}
     try:
       lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-      self.records = {number: record for number, of_step, record in map(json.loads, lines)
-                      if of_step == step}
+      self.records = {number: record for number, kept, record in map(json.loads, lines)
+                      if kept == seal(origin, [number, record])}
     except (OSError, RecursionError, TypeError, ValueError):  # none yet, or damaged: made again
       pass
 
@@ -166,7 +185,8 @@ class _Made:
   def add(self, numbers: Sequence[int], records: Sequence[Record]) -> None:
     self.records.update(zip(numbers, records))
     write_atomically(self._path, "".join(
-        _line([number, self._step, record]) for number, record in self.records.items()))
+        _line([number, seal(self._origin, [number, record]), record])
+        for number, record in self.records.items()))
 
 
 def _line(value: Any) -> str:

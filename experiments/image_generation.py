@@ -24,6 +24,7 @@ from damcha_jax.evaluation.report import Report, optional
 from damcha_jax.image_samples import ImageSamples, sample_images
 from damcha_jax.reporting import Measurement
 from damcha_jax.training.image_generation import image_generation_task
+from damcha_jax.training.workdir import Workdir, write_arrays
 from experiments import common
 from experiments import metrics
 
@@ -79,34 +80,35 @@ def summarize(config: ImageGenerationConfig, workdir: Path, results: common.Resu
     trained_in: the workdir of the runs, where it is another.
     show: whether to print the table.
   """
-  trained_in = trained_in or workdir
-  data = load_image_data(config.dataset, config.data)
-  features_fn, why = features
-  samples = {(attention, seed): sample_images(
-      config, attention, seed, common.run_dir(workdir, attention, seed), data,
-      lambda line, run=f"{attention} seed {seed}": common.note(f"[{run}] {line}"),
-      common.run_dir(trained_in, attention, seed))
-             for attention, seed in results}
-  evaluator = ImageEvaluator(
-      data.decode(data.tokens["test"]),
-      data.decode(data.tokens["train"][:config.sampling.num_samples]),
-      features_fn=features_fn, no_features=why, cache=workdir / "reference_features.npz")
-  measurements = [*common.trained(config, results, UNITS),
-                  *evaluate(config, workdir, data, evaluator, samples)]
-  paper = json.loads(common.PAPER.read_text(encoding="utf-8"))["table1"]
-  rows = common.beside_table1(reporting.summary_rows(
-      measurements, comparable(config), lambda one: _figure(paper, config.name, one)))
-  _draw(workdir, data, samples)
-  reporting.plot_learning_curves(workdir / "figures" / "validation.png",
-                                 common.validation_curves(trained_in, results), "nats_per_token",
-                                 f"Validation loss on {config.dataset}")
-  common.plot_scores(workdir / "figures", config.dataset, common.run_dirs(workdir, results),
-                     DISTRIBUTIONS)
-  reporting.write_summary(workdir / "summary.json", config.experiment,
-                          f"{config.name}:{config.size}", rows)
-  if show:
-    common.print_rows(rows, PRINTED, comparable(config), workdir)
-  return rows
+  with Workdir(workdir).locked():  # not for two at a time
+    trained_in = trained_in or workdir
+    data = load_image_data(config.dataset, config.data)
+    features_fn, why = features
+    samples = {(attention, seed): sample_images(
+        config, attention, seed, common.run_dir(workdir, attention, seed), data,
+        lambda line, run=f"{attention} seed {seed}": common.note(f"[{run}] {line}"),
+        result, common.run_dir(trained_in, attention, seed))
+               for (attention, seed), result in results.items()}
+    evaluator = ImageEvaluator(
+        data.decode(data.tokens["test"]),
+        data.decode(data.tokens["train"][:config.sampling.num_samples]),
+        features_fn=features_fn, no_features=why, cache=workdir / "reference_features.npz")
+    measurements = [*common.trained(config, results, UNITS),
+                    *evaluate(config, workdir, data, evaluator, samples)]
+    paper = json.loads(common.PAPER.read_text(encoding="utf-8"))["table1"]
+    rows = common.beside_table1(reporting.summary_rows(
+        measurements, comparable(config), lambda one: _figure(paper, config.name, one)))
+    _draw(workdir, data, samples)
+    reporting.plot_learning_curves(workdir / "figures" / "validation.png",
+                                   common.validation_curves(trained_in, results), "nats_per_token",
+                                   f"Validation loss on {config.dataset}")
+    common.plot_scores(workdir / "figures", config.dataset, common.run_dirs(workdir, results),
+                       DISTRIBUTIONS)
+    reporting.write_summary(workdir / "summary.json", config.experiment,
+                            f"{config.name}:{config.size}", rows)
+    if show:
+      common.print_rows(rows, PRINTED, comparable(config), workdir)
+    return rows
 
 
 def inception_features(metrics: ImageMetricsConfig) -> tuple[Optional[InceptionFeatures], str]:
@@ -127,8 +129,8 @@ def evaluate(config: ImageGenerationConfig, workdir: Path, data: ImageData,
     report = evaluator.evaluate(GeneratedImages(
         one.images, one.log_likelihoods, completed=one.completed,
         truth=truth[:len(one.completed)], num_given_rows=one.num_given_rows))
-    np.savez_compressed(common.run_dir(workdir, attention, seed) / "scores.npz",
-                        log_likelihoods=one.log_likelihoods, **report.samples)
+    write_arrays(common.run_dir(workdir, attention, seed) / "scores.npz",
+                 {"log_likelihoods": one.log_likelihoods, **report.samples})
     yield from _measurements(report, attention, config.dataset, seed)
   yield from _measurements(evaluator.controls(), REAL, config.dataset, None)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Optional
 
 from ml_collections import ConfigDict
-import numpy as np
 
 from damcha_jax import reporting
 from damcha_jax import text_samples
@@ -24,6 +23,7 @@ from damcha_jax.evaluation.report import optional
 from damcha_jax.evaluation.text_quality import text_report
 from damcha_jax.reporting import Measurement
 from damcha_jax.training.text_generation import eval_rows, load_texts, text_generation_task
+from damcha_jax.training.workdir import Workdir, write_arrays
 from experiments import common
 from experiments import metrics
 
@@ -72,33 +72,34 @@ def summarize(config: TextGenerationConfig, workdir: Path, results: common.Resul
     trained_in: the workdir of the runs, where it is another.
     show: whether to print a text of each attention, what was left out, and the table.
   """
-  trained_in = trained_in or workdir
-  texts = load_texts(config)
-  outputs = {(attention, seed): text_samples.generate_texts(
-      config, attention, seed, common.run_dir(workdir, attention, seed), texts,
-      lambda line, run=f"{attention} seed {seed}": common.note(f"[{run}] {line}"),
-      common.run_dir(trained_in, attention, seed))
-             for attention, seed in results}
-  too_long = eval_rows(config, texts, text_samples.SPLIT).note
-  if show and too_long:
-    common.note(f"{published_split(config.dataset, text_samples.SPLIT)[0]} split: {too_long}")
-  measurements = [*common.trained(config, results, UNITS),
-                  *evaluate(config, workdir, outputs, *scorer, too_long)]
-  paper = json.loads(common.PAPER.read_text(encoding="utf-8"))["table1"]
-  rows = common.beside_table1(reporting.summary_rows(
-      [_as_published(one) for one in measurements], comparable(config),
-      lambda one: _figure(paper, config.name, one)))
-  reporting.plot_learning_curves(workdir / "figures" / "validation.png",
-                                 common.validation_curves(trained_in, results), "nats_per_token",
-                                 f"Validation loss on {config.dataset}")
-  common.plot_scores(workdir / "figures", config.dataset, common.run_dirs(workdir, results),
-                     DISTRIBUTIONS)
-  reporting.write_summary(workdir / "summary.json", config.experiment,
-                          f"{config.name}:{config.size}", rows)
-  if show:
-    _show(outputs)
-    common.print_rows(rows, PRINTED, comparable(config), workdir)
-  return rows
+  with Workdir(workdir).locked():  # not for two at a time
+    trained_in = trained_in or workdir
+    texts = load_texts(config)
+    outputs = {(attention, seed): text_samples.generate_texts(
+        config, attention, seed, common.run_dir(workdir, attention, seed), texts,
+        lambda line, run=f"{attention} seed {seed}": common.note(f"[{run}] {line}"),
+        result, common.run_dir(trained_in, attention, seed))
+               for (attention, seed), result in results.items()}
+    too_long = eval_rows(config, texts, text_samples.SPLIT).note
+    if show and too_long:
+      common.note(f"{published_split(config.dataset, text_samples.SPLIT)[0]} split: {too_long}")
+    measurements = [*common.trained(config, results, UNITS),
+                    *evaluate(config, workdir, outputs, *scorer, too_long)]
+    paper = json.loads(common.PAPER.read_text(encoding="utf-8"))["table1"]
+    rows = common.beside_table1(reporting.summary_rows(
+        [_as_published(one) for one in measurements], comparable(config),
+        lambda one: _figure(paper, config.name, one)))
+    reporting.plot_learning_curves(workdir / "figures" / "validation.png",
+                                   common.validation_curves(trained_in, results), "nats_per_token",
+                                   f"Validation loss on {config.dataset}")
+    common.plot_scores(workdir / "figures", config.dataset, common.run_dirs(workdir, results),
+                       DISTRIBUTIONS)
+    reporting.write_summary(workdir / "summary.json", config.experiment,
+                            f"{config.name}:{config.size}", rows)
+    if show:
+      _show(outputs)
+      common.print_rows(rows, PRINTED, comparable(config), workdir)
+    return rows
 
 
 def bart_scorer(metrics: TextMetricsConfig) -> tuple[Optional[BartScorer], str]:
@@ -121,9 +122,9 @@ def evaluate(config: TextGenerationConfig, workdir: Path,
     # A decoder that writes the same whatever it is given has a low one.
     report.number("distinct_outputs", "fraction",
                   lambda: len(set(texts.hypotheses)) / len(texts.hypotheses))
-    np.savez_compressed(common.run_dir(workdir, attention, seed) / "scores.npz",
-                        log_likelihoods=texts.log_likelihoods_N, num_tokens=texts.num_tokens_N,
-                        **report.samples)
+    write_arrays(common.run_dir(workdir, attention, seed) / "scores.npz",
+                 {"log_likelihoods": texts.log_likelihoods_N, "num_tokens": texts.num_tokens_N,
+                  **report.samples})
     for metric, (value, unit, note) in report.metrics.items():
       yield Measurement(attention, config.dataset, text_samples.SPLIT, metric, value, unit, seed,
                         note="; ".join(filter(None, (note, too_long))) or None)

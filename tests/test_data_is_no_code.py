@@ -70,7 +70,7 @@ def test_arrays_of_objects_are_refused_unopened(tmp_path):
   np.save(tmp_path / "b-crc32.npy", objects)
   with pytest.raises(ValueError, match="b-ids.npy is damaged"):
     kept_arrays(tmp_path / "b", ("ids",), lambda: pytest.fail("made again"))
-  assert image_samples.read_samples(tmp_path) is None
+  assert image_samples.read_samples(tmp_path, {}) is None
   assert not went_off.exists()
   np.load(tmp_path / "a.npy", allow_pickle=True)  # it was no dud
   assert went_off.is_dir()

@@ -16,6 +16,7 @@ from damcha_jax.config import ConfigError, ImageGenerationConfig, freeze
 from damcha_jax.data.images import load_image_data
 from damcha_jax.image_samples import read_samples, sample_images
 from damcha_jax.models.decoder import make_decoder
+from damcha_jax.origins import origin_of
 from damcha_jax.sampling import Sampler
 from damcha_jax.training.decoder import sums_per_row
 from damcha_jax.training.image_generation import image_generation_task
@@ -36,6 +37,7 @@ class _Run:
 
   def __init__(self, monkeypatch, config, attention="damcha"):
     self.config, self.attention, self.restored, self.notes = config, attention, 0, []
+    self.step, self.seed = 7, 0
     self.data = load_image_data(config.dataset, config.data)
     self.params = random_variables(make_decoder(config, attention), jnp.zeros((1, 4), jnp.int32),
                                    std=0.3)["params"]
@@ -43,12 +45,19 @@ class _Run:
     monkeypatch.setattr(image_samples, "restore_decoder", self._restore)
     monkeypatch.setattr(image_samples, "Sampler", functools.cache(Sampler))  # compiled once
 
-  def _restore(self, *unused):
+  def _restore(self, directory, config, attention, which, note):
+    del directory, config, attention, note
     self.restored += 1
-    return self._decoder, 7, self.params
+    return self._decoder, which, self.params
 
   def sample(self, folder):
-    return sample_images(self.config, self.attention, 0, folder, self.data, self.notes.append)
+    return sample_images(self.config, self.attention, self.seed, folder, self.data,
+                         self.notes.append, self.result)
+
+  @property
+  def result(self):
+    return {"selection_metric": "nats_per_token", "best": {
+        "step": self.step, "metrics": {"validation": {"nats_per_token": 5.0}}}}
 
   def nats(self, images, begin):
     """Of whole images and of their lower halves, by scoring."""
@@ -92,17 +101,17 @@ def test_interrupted_drawing_goes_on(monkeypatch, tmp_path):
   whole = run.sample(tmp_path / "whole")
   write, seen = image_samples._write, []
 
-  def stop(path, arrays):
+  def stop(path, origin, arrays):
     if len(seen) == 3:
       raise KeyboardInterrupt
     seen.append(path)
-    write(path, arrays)
+    write(path, origin, arrays)
 
   monkeypatch.setattr(image_samples, "_write", stop)
   with pytest.raises(KeyboardInterrupt):
     run.sample(tmp_path / "cut")
   monkeypatch.setattr(image_samples, "_write", write)
-  assert read_samples(tmp_path / "cut") is None
+  assert not (tmp_path / "cut" / image_samples.FILE).exists()
   seen[1].write_bytes(seen[1].read_bytes()[:-30])  # and one was torn
   run.notes.clear()
   resumed = run.sample(tmp_path / "cut")
@@ -111,6 +120,51 @@ def test_interrupted_drawing_goes_on(monkeypatch, tmp_path):
                        compiling[1], "completed: 5 of 5 drawn"]
   for ours, theirs in zip(resumed, whole):
     assert np.array_equal(ours, theirs)
+
+
+def test_samples_of_another_step_seed_or_rule_are_drawn_again(monkeypatch, tmp_path):
+  """A part, or all, that was put there or kept from before is not taken for what is asked."""
+  run = _Run(monkeypatch, _config(), "mha")
+  run.sample(tmp_path)
+  file = tmp_path / image_samples.FILE
+  kept = file.read_bytes()
+
+  def drawn_again():
+    before, run.notes = run.restored, []
+    run.sample(tmp_path)
+    return run.restored > before and any(line.endswith("drawing again") for line in run.notes)
+
+  assert not drawn_again()
+  for name, value in (("step", 8), ("seed", 1), ("config", _config(temperature=0.5))):
+    setattr(run, name, value)
+    assert drawn_again() and not drawn_again()
+
+  file.write_bytes(kept)
+  with np.load(file) as archive:
+    arrays = dict(archive)
+  run.step = 7
+  origin = origin_of("mha", 0, run.result, _config().sampling)
+  assert read_samples(tmp_path, origin) is not None
+  for change in ({"images": arrays["images"][:3]}, {"step": np.array(8)}, {"extra": np.zeros(1)},
+                 {"images": arrays["images"].astype(float)}, {"seal": np.zeros(3)}):
+    np.savez(file, **{**arrays, **change})
+    assert read_samples(tmp_path, origin) is None
+  np.savez(file, **{name: array for name, array in arrays.items() if name != "begin"})
+  assert read_samples(tmp_path, origin) is None
+
+
+def test_parts_of_another_step_are_drawn_again(monkeypatch, tmp_path):
+  run = _Run(monkeypatch, _config(), "mha")
+  remove = image_samples._Parts.remove
+  monkeypatch.setattr(image_samples._Parts, "remove", lambda self: None)
+  run.sample(tmp_path)
+  (tmp_path / image_samples.FILE).unlink()
+  run.step, run.notes = 8, []
+  monkeypatch.setattr(image_samples._Parts, "remove", remove)
+  assert run.sample(tmp_path).step == 8
+  assert [line for line in run.notes if "drawn" in line] == [
+      "images: 4 of 6 drawn", "images: 6 of 6 drawn", "completed: 4 of 5 drawn",
+      "completed: 5 of 5 drawn"]
 
 
 def test_classes_begin_the_sequences_and_are_never_pixels(monkeypatch, tmp_path):

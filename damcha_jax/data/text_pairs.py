@@ -111,7 +111,7 @@ class PairSet:
     return examples
 
   def file_hash(self, split: str) -> str:
-    """SHA-256 of the compressed file, or of its recorded hash, and of the direction it is read in."""
+    """SHA-256 of the compressed file, or its recorded hash, and of the direction it is read in."""
     direction = b"reversed" if self._reverse else b""
     if split in self._recorded:
       return hashlib.sha256(direction + self._recorded[split].encode()).hexdigest()
@@ -196,7 +196,8 @@ def published_split(dataset: str, split: str) -> tuple[str, Optional[str]]:
   return split, None
 
 
-def check_prepared(name: str, folder: Path, data_dir: str, contents: bool = False) -> dict[str, str]:
+def check_prepared(name: str, folder: Path, data_dir: str,
+                   contents: bool = False) -> dict[str, str]:
   """The recorded hashes of the splits of a prepared set; `contents` hashes every byte as well.
 
   Raises:

@@ -48,8 +48,8 @@ def describe_run(directory: Path) -> RunDescription:
   return RunDescription(run["name"], run["seed"], contents)
 
 
-def restore_params(directory: Path, abstract_params: PyTree, which: str | int, selection_metric: str,
-                   note: Callable[[str], None]) -> tuple[int, PyTree]:
+def restore_params(directory: Path, abstract_params: PyTree, which: str | int,
+                   selection_metric: str, note: Callable[[str], None]) -> tuple[int, PyTree]:
   """The step and parameters of a run's best or last checkpoint, or that of a step.
 
   Nothing is written. Of best and last ones, a checkpoint that cannot be read, or whose checksums

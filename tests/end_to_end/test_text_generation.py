@@ -15,9 +15,14 @@ from random_weights import random_tensors
 
 from damcha_jax import text_samples
 from damcha_jax.attention import ATTENTIONS
+from damcha_jax.config import freeze, TextGenerationConfig
 from damcha_jax.data.text_pairs import Example, encode
 from damcha_jax.errors import UserError, WorkdirError
 from damcha_jax.interop import tensor_files
+from damcha_jax.origins import origin_of
+from damcha_jax.training.restore import describe_run
+from damcha_jax.training.result import read_result
+from damcha_jax.training.workdir import Workdir
 from experiments import common
 from experiments import evaluate
 from experiments import text_generation
@@ -78,6 +83,18 @@ def _rows(workdir):
   return by_key
 
 
+def _origin(run):
+  """Of what a run made."""
+  description, result = describe_run(run), read_result(Workdir(run))
+  config = freeze({**description.config, "attentions": description.name,
+                   "seeds": (description.seed,)}, TextGenerationConfig)
+  return origin_of(description.name, description.seed, result, config.sampling)
+
+
+def _outputs(run):
+  return text_samples.read_outputs(run, _origin(run))
+
+
 def _check_summary(workdir, attentions):
   rows = _rows(workdir)
   for attention in attentions:
@@ -92,7 +109,7 @@ def _check_summary(workdir, attentions):
     # A guess among the 1,024 symbols costs 6.93.
     assert 4 < found["nats_per_token"]["value"] < 6.8
     run = workdir / attention / "seed0"
-    records = text_samples.read_outputs(run)
+    records = _outputs(run)
     left_out = re.search(r"(\d+) of 64 examples left out", found["bartscore_mean"]["note"])
     indices = [record["index"] for record in records]
     assert indices == sorted(set(indices)) and set(indices) <= set(range(64))
@@ -117,7 +134,7 @@ def test_a_run_is_evaluated_and_again_from_what_it_kept(capsys, tmp_path, data_d
                "--config.data.max_source_tokens=16", "--config.data.max_target_tokens=28")
   status, output, errors = _run(capsys, *arguments)
   assert status == 0 and "64 of 64 texts made" in errors and "BART's weights are not" in errors
-  assert errors.index("compiling the sampler") < errors.index("8 of 64 texts made")
+  assert errors.index("compiling the sampler") < errors.index("64 of 64 texts made")
   rows = _check_summary(tmp_path, ["mha"])
   assert rows["mha", "test", "nll_mean"]["paper"] == 5.756
   assert rows["mha", "test", "bartscore_top50"]["paper"] == -4.252
@@ -126,18 +143,33 @@ def test_a_run_is_evaluated_and_again_from_what_it_kept(capsys, tmp_path, data_d
 
   # Metrics come from what was kept: other outputs give other values, without the model.
   path = tmp_path / "mha" / "seed0" / text_samples.FILE
-  records = text_samples.read_outputs(path.parent)
-  path.write_text("".join(json.dumps({**record, "output": record["references"][0]}) + "\n"
-                          for record in records))
+  records = [{**record, "output": record["references"][0]} for record in _outputs(path.parent)]
+  path.write_text("".join(json.dumps(record) + "\n" for record in records))
+  status, _, errors = _run(capsys, *arguments)
+  assert status == 1 and "line 1 is of another run, step or rule, or was changed" in errors
+  text_samples.write_outputs(path.parent, _origin(path.parent), records)
   status, _, errors = _run(capsys, *arguments)
   assert status == 0 and "texts made" not in errors and "compiling the sampler" not in errors
   again = _rows(tmp_path)
   assert again["mha", "test", "bleu"]["value"] == pytest.approx(100)
   assert again["mha", "test", "nll_mean"] == rows["mha", "test", "nll_mean"]
 
+  # Another process that works on the same directory is refused, and so are other texts.
+  with Workdir(tmp_path).locked(), pytest.raises(WorkdirError, match="in use by another process"):
+    evaluate.main(["evaluate", f"--workdir={tmp_path}"])
+  test = folder / "test.tsv.xz"
+  true_texts = test.read_bytes()
+  test.write_bytes(lzma.compress(b"hello\tworld\n"))
+  for _ in range(2):
+    status, _, errors = _run(capsys, *arguments)
+    assert status == 1 and "holds a run on another test.tsv.xz" in errors
+  with pytest.raises(WorkdirError, match="holds a run on another test.tsv.xz"):
+    evaluate.main(["evaluate", f"--workdir={tmp_path}"])
+  test.write_bytes(true_texts)
+
   path.write_text("{")
   with pytest.raises(WorkdirError, match="outputs.jsonl cannot be read"):
-    text_samples.read_outputs(path.parent)
+    _outputs(path.parent)
 
 
 def test_originals_are_not_comparable_where_the_paper_measured_what_the_authors_made_of_them():

@@ -76,13 +76,15 @@ def restore_params(directory: Path, abstract_params: PyTree, which: str | int,
   steps = kept_steps(directory)
   if which == "best":
     scores = validation_scores(directory / "metrics.jsonl", selection_metric)
-    if steps and not scores.keys() & set(steps):
-      note(f"no checkpoint has a {selection_metric} in {directory / 'metrics.jsonl'}: taking the last")
-    result = read_result(Workdir(directory))
-    reported = result and result["best"]["step"]
     # What was never evaluated comes last, the newest of it first; of equals the first is best.
-    steps.sort(key=lambda step: (step != reported, scores.get(step, float("inf")),
-                                 step if step in scores else -step))
+    steps.sort(key=lambda step: (scores.get(step, float("inf")), step if step in scores else -step))
+    result = read_result(Workdir(directory))
+    if result is not None and steps:
+      reported = result["best"]["step"]
+      steps = [reported, *(step for step in steps if step != reported)]
+    elif steps and not scores.keys() & set(steps):
+      note(f"no checkpoint has a {selection_metric} in {directory / 'metrics.jsonl'}: taking the "
+           "last")
   for step in steps:
     try:
       return step, restore_step(directory, step, abstract_params)

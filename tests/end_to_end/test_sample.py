@@ -39,6 +39,7 @@ def _trained(tmp_path_factory):
   records = [{"step": step, "split": "validation", "nats_per_token": step} for step in (3, 6)]
   lines = [json.dumps(record) for record in records] + ['{"torn']
   (run / "metrics.jsonl").write_text("\n".join(lines))
+  (run / "result.json").unlink()  # whose best would be another
   return workdir, run, config
 
 
@@ -99,7 +100,7 @@ def test_characters_arrive_whole_and_none_steers_the_terminal():
     (("--workdir={root}/none",), 1, "holds no run"),
     (("--workdir={workdir}", "--attention=mha"), 2, "it has damcha seed 0"),
     (("--workdir={workdir}", "--run_seed=7"), 2, "it has damcha seed 0"),
-    (("--workdir={workdir}", "--top_p=2"), 2, "top_p 2.0"),
+    (("--workdir={workdir}", "--top_p=2"), 2, "top_p=2.0"),
     (("--workdir={workdir}", "--num_tokens=0"), 2, "num_tokens"),
     (("--workdir={workdir}", "--checkpoint=first"), 2, "best|last"),
     (("--workdir={workdir}", "--tempreature=1"), 2, "tempreature"),

@@ -72,7 +72,8 @@ def restrict(logits: Array, temperature: float, top_k: int = 0, top_p: float = 1
   order = jnp.argsort(-logits, axis=-1, stable=True)
   ordered = jnp.take_along_axis(logits, order, axis=-1)
   if top_k:
-    ordered = jnp.where(jnp.arange(logits.shape[-1]) < min(top_k, logits.shape[-1]), ordered, -jnp.inf)
+    num_kept = min(top_k, logits.shape[-1])
+    ordered = jnp.where(jnp.arange(logits.shape[-1]) < num_kept, ordered, -jnp.inf)
   if top_p < 1.0:
     probs = jax.nn.softmax(ordered)
     before = jnp.cumsum(probs, axis=-1) - probs

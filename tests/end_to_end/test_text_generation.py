@@ -206,8 +206,9 @@ def test_paper_size_is_planned_over_8_devices_without_allocation(name):
        "--config.mesh.data=4", "--config.mesh.fsdp=2"],
       cwd=ROOT, capture_output=True, text=True, check=False)
   assert done.returncode == 0, done.stderr
+  _, table = done.stdout.split("\nattention ")
   num_params = {line.split()[0]: int(line.split()[1].replace(",", ""))
-                for line in done.stdout.splitlines()[2:]}
+                for line in table.splitlines()[1:]}
   assert set(num_params) == {"mha", "tha", "dcmha", "colmha", "mma", "moa", "damcha"}
   # W was chosen for it; blocks of the generator replace the projections.
   assert num_params["damcha"] == pytest.approx(num_params["mha"], rel=0.02)

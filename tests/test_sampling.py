@@ -167,7 +167,7 @@ def test_the_cache_makes_512_tokens_at_least_10_times_faster():
   @jax.jit
   def rerun(tokens, position):
     logits = plain.apply({"params": params}, tokens)
-    token, _ = sampler._draw(logits[:, position], keys, position)
+    token, _ = sampler.draw(logits[:, position], keys, position)
     return tokens.at[:, position + 1].set(token, mode="drop")
 
   def rerun_many(num_tokens):

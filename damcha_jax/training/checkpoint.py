@@ -8,6 +8,7 @@ import logging
 from pathlib import Path
 import shutil
 import sys
+import time
 from typing import Any, Optional
 
 import jax
@@ -53,6 +54,8 @@ class Checkpointer:
     self._targets = targets
     self._note = note
     _silence_orbax_threads()
+    if jax.process_index() == 0:
+      _remove_half_written(directory)
     try:
       self._manager = ocp.CheckpointManager(directory, options=ocp.CheckpointManagerOptions(
           preservation_policy=_KeepLastAndBest(config, self.scores),
@@ -187,6 +190,15 @@ class Checkpointer:
   def _cannot_save(self, what: str, error: Exception) -> CheckpointError:
     return CheckpointError(f"cannot {what}: {one_line(error)}; earlier checkpoints are intact; "
                            "free space or check permissions, then run the same command again")
+
+
+def _remove_half_written(directory: Path) -> None:
+  """Orbax does so too, but fails where threads of a write that failed still add files."""
+  deadline = time.monotonic() + 10
+  while time.monotonic() < deadline and (left := [*directory.glob("*.orbax-checkpoint-tmp*")]):
+    for path in left:
+      shutil.rmtree(path, ignore_errors=True)
+    time.sleep(0.1)
 
 
 class _KeepLastAndBest:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import dataclasses
+import itertools
 import json
 import resource
 import shutil
 import signal
+import time
 from types import SimpleNamespace
 
 import jax
@@ -209,6 +213,30 @@ def test_a_full_disk_is_one_line_and_earlier_checkpoints_stay(tmp_path):
   assert (tmp_path / "checkpoints" / "2").is_dir()
   result = loop.train(tiny_task(), config, tmp_path, seed=0)
   assert result["num_steps"] == 8
+
+
+def test_threads_of_a_write_that_failed_do_not_hinder_the_next_run(tmp_path):
+  directory = tmp_path / "checkpoints"
+  _fill(directory, steps=(1,))
+  state = directory / "2.orbax-checkpoint-tmp" / "state.orbax-checkpoint-tmp"
+  state.mkdir(parents=True)
+  deadline = time.monotonic() + 0.5
+
+  def go_on_writing(thread):
+    with contextlib.suppress(FileNotFoundError):  # the folder is gone at last
+      for index in itertools.count():
+        (state / f"{thread} {index}").touch()
+        if time.monotonic() > deadline:
+          return
+
+  with concurrent.futures.ThreadPoolExecutor() as executor:
+    threads = [executor.submit(go_on_writing, thread) for thread in range(2)]
+    checkpointer = _open(directory)
+    for thread in threads:
+      thread.result()
+  assert checkpointer.steps == [1]
+  assert not state.parent.exists()
+  checkpointer.close()
 
 
 def test_too_little_space_is_seen_before_anything_is_written(tmp_path, monkeypatch):

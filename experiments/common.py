@@ -36,6 +36,7 @@ from damcha_jax.training.restore import validation_scores
 from damcha_jax.training.result import read_result
 from damcha_jax.training.task import Task
 from damcha_jax.training.workdir import Workdir, first_difference
+from experiments.allocator import keep_freed_memory
 
 PAPER = Path(__file__).parents[1] / "results" / "paper.json"
 CONFIG_CLASSES = {"gpt2_enwik8": LanguageModelConfig, "image_generation": ImageGenerationConfig,
@@ -63,6 +64,8 @@ def launch(train_and_evaluate: Callable[[ConfigDict, Path], Any], experiment: st
       raise ConfigError(f"{config.name}.py configures 'python -m experiments.{config.experiment}'; "
                         f"experiments.{experiment} takes a config of experiment '{expected}'")
     with joined:
+      if jax.default_backend() == "cpu":
+        keep_freed_memory()
       train_and_evaluate(config, workdir)
 
 

@@ -155,6 +155,11 @@ def user_errors() -> Iterator[None]:
   except OSError as error:  # where no better message was prepared: long names, rights, full disks
     _fail(1, f"{error.filename or 'a file'}: {error.strerror or error}; check its path, its "
              "permissions and the free space")
+  except (MemoryError, jax.errors.JaxRuntimeError) as error:
+    if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    _fail(1, f"there is not enough memory ({error}); lower batch_size or the sizes of the model and "
+             "its inputs")
   except KeyboardInterrupt:  # outside training, which answers the signal itself
     _fail(1, "interrupted; run the same command again to go on")
 

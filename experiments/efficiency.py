@@ -10,6 +10,7 @@ program's; times are measured here, all attentions in turn. The paper's figures 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 import json
@@ -20,7 +21,7 @@ from ml_collections import ConfigDict
 
 from damcha_jax import reporting
 from damcha_jax.config import ConfigError, freeze
-from damcha_jax.config.efficiency import EfficiencyConfig, ShapeConfig
+from damcha_jax.config.efficiency import DecoderShapeConfig, EfficiencyConfig, ShapeConfig
 from damcha_jax.reporting import Measurement
 from damcha_jax.training.workdir import Workdir
 from experiments import common
@@ -48,28 +49,23 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
   `<workdir>/speed-<variant>/result.json`; an interrupted run goes on with the next.
   """
   config = freeze(config, EfficiencyConfig)
-  contenders = [make_contenders(config, shape) for shape in config.shapes]
-  decoder_shapes = () if config.speed is None else config.speed.shapes
-  decoders = [speed.make_decoders(config, shape) for shape in decoder_shapes]
-  if any(shape.measured == "train_step" for shape in config.shapes) and (
-      "mha" not in config.attention_names):
-    raise ConfigError("step times are relative to mha; add it to config key 'attentions'")
+  check(config)
   common.claim(Workdir(workdir), config)
   table2 = json.loads(common.PAPER.read_text(encoding="utf-8"))["table2"]
   # Times mean something beside those of the same rounds only, so an added attention or seed measures
   # all anew.
   kept = functools.partial(common.kept, attentions=config.attentions, seeds=list(config.seeds))
   findings = []
-  for shape, stacks in zip(config.shapes, contenders, strict=True):
-    findings += kept(workdir / "-".join(filter(None, (shape.dataset, shape.variant))),
-                     lambda: [_beside(table2, one) for one in measure(config, shape, stacks)])
+  for shape in config.shapes:
+    findings += kept(workdir / "-".join(filter(None, (shape.dataset, shape.variant))), lambda: [
+        _beside(table2, one) for one in measure(config, shape, make_contenders(config, shape))])
   if config.scaling is not None:
     findings += kept(workdir / "formulas", lambda: scaling.formulas(config))
     for axis in scaling.AXES:
       findings += kept(workdir / f"scaling-{axis}", lambda: scaling.along(config, axis))
-  for shape, ones in zip(decoder_shapes, decoders, strict=True):
-    findings += kept(workdir / f"speed-{shape.variant}",
-                     lambda: [(one, None) for one in speed.measure(config, shape, ones)])
+  for shape in _decoder_shapes(config):
+    findings += kept(workdir / f"speed-{shape.variant}", lambda: [
+        (one, None) for one in speed.measure(config, shape, speed.make_decoders(config, shape))])
   rows = _rows(findings, config)
   if common.is_primary():
     if config.scaling is not None:
@@ -80,6 +76,21 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
     print(reporting.format_table([row for row in rows if not scaling.is_point(row)]))
     print(f"\nResults are in {workdir}")
   return rows
+
+
+def check(config: EfficiencyConfig) -> None:
+  """Raises `ConfigError` for what cannot be built at a shape or a size, before any is measured."""
+  for shape in (*config.shapes, *scaling.all_shapes(config)):
+    make_contenders(config, shape)
+  for shape in _decoder_shapes(config):
+    speed.make_decoders(config, shape)
+  if any(shape.measured == "train_step" for shape in config.shapes) and (
+      "mha" not in config.attention_names):
+    raise ConfigError("step times are relative to mha; add it to config key 'attentions'")
+
+
+def _decoder_shapes(config: EfficiencyConfig) -> Sequence[DecoderShapeConfig]:
+  return () if config.speed is None else config.speed.shapes
 
 
 def _beside(table2: dict[str, Any], one: Measurement) -> common.Finding:

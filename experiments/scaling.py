@@ -84,13 +84,25 @@ def _generator_over_layers(config: EfficiencyConfig) -> Iterator[tuple[Measureme
                f"in N, sharing {sharing}"), 0.0
 
 
+def all_shapes(config: EfficiencyConfig) -> Iterator[ShapeConfig]:
+  """Every size along every axis, and the shape itself; nothing where none is varied."""
+  if config.scaling is not None:
+    yield config.scaling.shape
+    for axis in AXES:
+      yield from _shapes(config.scaling, axis)
+
+
+def _shapes(sizes: ScalingConfig, axis: str) -> Iterator[ShapeConfig]:
+  plural, field = AXES[axis]
+  for size in getattr(sizes, plural):
+    yield dataclasses.replace(sizes.shape, variant=f"{axis}={size}", **{field: size})
+
+
 def along(config: EfficiencyConfig, axis: str) -> Iterator[tuple[Measurement, Optional[float]]]:
   """Costs at the sizes of an axis, their exponents, and those of the paper's formula."""
-  plural, field = AXES[axis]
-  sizes = getattr(config.scaling, plural)
+  sizes = getattr(config.scaling, AXES[axis][0])
   values: dict[tuple[str, str], list[float]] = {}
-  for size in sizes:
-    shape = dataclasses.replace(config.scaling.shape, variant=f"{axis}={size}", **{field: size})
+  for shape in _shapes(config.scaling, axis):
     for one in contender.measure(config, shape, contender.make_contenders(config, shape)):
       yield one, None
       if one.metric in GROWING and one.seed in (None, config.seeds[0]):

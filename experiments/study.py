@@ -92,10 +92,15 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
 
 
 def check(config: StudyConfig) -> None:
-  """Raises `ConfigError` or `DataError` for a cell that cannot be trained, before any is."""
-  for (name, variant), seeds in config.cells.items():
-    own = config.family_config(name, variant, seeds=seeds[:1])
-    loop.check(MAKE_TASK[own.experiment](own, own.attentions, seeds[0]), own, seeds[0])
+  """Raises `ConfigError` or `DataError` for a run that cannot be trained, before any is."""
+  tuned = {(config.tuning.set, variant): config.family_config(config.tuning.set, variant)
+           for variant in config.tuned}
+  cells = _cells(config, dict.fromkeys(config.tuned, 1.0))
+  shifted = (_shifted_config(config, own) for (name, _), own in cells.items()
+             if name in config.shift_sets[:1])
+  for own in (*{**tuned, **cells}.values(), *shifted):
+    seed = own.seeds[0]
+    loop.check(MAKE_TASK[own.experiment](own, own.attentions, seed), own, seed)
 
 
 def _tuning(config: StudyConfig, workdir: Path) -> Iterator[tuple[str, float, Run]]:
@@ -119,8 +124,8 @@ def _validation(run: Run) -> float:
   return run.result()["best"]["metrics"]["validation"]["nats_per_token"]
 
 
-def _runs(config: StudyConfig, workdir: Path, factors: Mapping[str, float]) -> Iterator[Run]:
-  """All runs but tuning's, every cell's first seed before any cell's second."""
+def _cells(config: StudyConfig, factors: Mapping[str, float]) -> dict[tuple[str, str], Any]:
+  """The family's config of each (set, variant)."""
   cells = {}
   for (name, variant), seeds in config.cells.items():
     own = config.family_config(name, variant, factors[VARIANTS[variant].tuned_as or variant], seeds)
@@ -129,6 +134,12 @@ def _runs(config: StudyConfig, workdir: Path, factors: Mapping[str, float]) -> I
       cost, budget = _flops(own), _flops(config.family_config(name, reference))
       own = dataclasses.replace(own, num_steps=round(own.num_steps * budget / cost))
     cells[name, variant] = own
+  return cells
+
+
+def _runs(config: StudyConfig, workdir: Path, factors: Mapping[str, float]) -> Iterator[Run]:
+  """All runs but tuning's, every cell's first seed before any cell's second."""
+  cells = _cells(config, factors)
   for rank in range(len(config.seeds)):
     for (name, variant), own in cells.items():
       for attention, seed, single in list(common.runs(own))[rank:rank + 1]:
@@ -139,12 +150,16 @@ def _runs(config: StudyConfig, workdir: Path, factors: Mapping[str, float]) -> I
 def _shifted(config: StudyConfig, workdir: Path, runs: Iterable[Run]) -> Iterator[Run]:
   """What is trained on one set, evaluated on the other."""
   for run in runs:
-    if config.shift and run.set == config.shift_sets[0]:
-      other = dataclasses.replace(run.config, dataset=getattr(config, config.shift_sets[1])["dataset"])
+    if run.set in config.shift_sets[:1]:
+      other = _shifted_config(config, run.config)
       evaluated = run._replace(set=" to ".join(config.shift_sets), config=other, directory=workdir
                                / "shift" / run.directory.relative_to(workdir))
       reevaluate(evaluated.task(), other, run.directory, evaluated.directory, run.seed, common.note)
       yield evaluated
+
+
+def _shifted_config(config: StudyConfig, own: Any) -> Any:
+  return dataclasses.replace(own, dataset=getattr(config, config.shift_sets[1])["dataset"])
 
 
 def _flops(config: Any) -> int:

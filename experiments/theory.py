@@ -38,6 +38,7 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
   run goes on with the next. `<workdir>/costs` is a workdir of `experiments.efficiency`.
   """
   costs, config = config.costs, freeze(config, TheoryConfig)
+  efficiency.check(config.costs)
   common.claim(Workdir(workdir), config, extensible=("seeds",))
   findings = []
   for part, find in PARTS.items():

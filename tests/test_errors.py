@@ -6,7 +6,10 @@ import signal
 import subprocess
 import sys
 
+import jax
 import pytest
+
+from experiments import common
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,6 +31,22 @@ def test_an_interrupt_while_python_imports_ends_the_program_quietly(tmp_path):
   done = subprocess.run([sys.executable, "-m", "experiments.gpt2_enwik8"], cwd=ROOT, check=False,
                         env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True)
   assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
+@pytest.mark.parametrize("error", [
+    MemoryError("Unable to allocate 9 TiB"),
+    jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")])
+def test_too_little_memory_is_one_line(capsys, error):
+  with pytest.raises(SystemExit) as stopped, common.user_errors():
+    raise error
+  line = capsys.readouterr().err
+  assert stopped.value.code == 1 and line.count("\n") == 1
+  assert "not enough memory" in line and str(error) in line
+
+
+def test_another_error_of_jax_is_left_alone():
+  with pytest.raises(jax.errors.JaxRuntimeError), common.user_errors():
+    raise jax.errors.JaxRuntimeError("INTERNAL: a fault of the program")
 
 
 def test_every_command_of_the_library_may_be_cut_short():

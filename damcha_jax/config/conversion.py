@@ -52,6 +52,12 @@ def require(condition: bool, message: str) -> None:
     raise ConfigError(message)
 
 
+def names_differ(values: Iterable[float]) -> bool:
+  """Whether values can be told apart in the names that rows and folders have from them."""
+  values = list(values)
+  return len({f"{value:g}" for value in values}) == len(values)
+
+
 def require_rule(rule: Any, prefix: str = "") -> None:
   """Raises `ConfigError` unless tokens can be drawn by a rule's `temperature`, `top_k` and `top_p`.
 

@@ -8,8 +8,9 @@ from typing import Literal, Optional
 
 from damcha_jax.config.conversion import ConfigError
 from damcha_jax.config.sections import (AuthorsConfig, ColmhaConfig, DamchaConfig, DcmhaConfig,
-                                        MmaConfig, ModelConfig, MoaConfig, OptimizerConfig,
-                                        ThaConfig, check_num_layers)
+                                        MAX_WIDTH, MmaConfig, ModelConfig, MoaConfig,
+                                        OptimizerConfig, ThaConfig, check_attentions,
+                                        check_num_layers, check_widths)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +114,7 @@ class EfficiencyConfig:
                         f"{self.seeds}")
     if self.num_rounds < 1:
       raise ConfigError(f"config key 'num_rounds' must be positive, not {self.num_rounds}")
+    check_attentions(self)
     names = [(shape.dataset, shape.variant) for shape in self.shapes]
     if len(set(names)) < len(names):
       raise ConfigError("two entries of config key 'shapes' have the same dataset and variant; "
@@ -134,12 +136,17 @@ def _check_shape(shape: ShapeConfig, key: str) -> None:
   _check_sizes({name: getattr(shape, name) for name in (
       "batch_size", "context_length", "num_layers", "num_heads", "features", "mlp_features",
       "damcha_stride")}, key)
+  check_widths(f"{key}.damcha_widths", shape.damcha_widths)
+  if not 0 <= shape.attention_dropout_rate < 1:
+    raise ConfigError(f"config key '{key}' has attention_dropout_rate="
+                      f"{shape.attention_dropout_rate}; it must be at least 0 and below 1")
 
 
 def _check_sizes(sizes: dict[str, int], key: str) -> None:
   for name, size in sizes.items():
-    if size < 1:
-      raise ConfigError(f"config key '{key}' has {name}={size}; it must be positive")
+    if not 1 <= size <= MAX_WIDTH:
+      raise ConfigError(f"config key '{key}' has {name}={size}; it must be positive, and at most "
+                        f"{MAX_WIDTH:,}")
   check_num_layers(key, sizes["num_layers"])
   if sizes["features"] % sizes["num_heads"]:
     raise ConfigError(f"config key '{key}' has num_heads={sizes['num_heads']}, which does not "
@@ -149,9 +156,9 @@ def _check_sizes(sizes: dict[str, int], key: str) -> None:
 def _check_scaling(scaling: ScalingConfig) -> None:
   for name in ("context_lengths", "features", "num_heads", "num_layers"):
     values = getattr(scaling, name)
-    if not 1 < len(values) == len(set(values)) or min(values) < 1:
+    if not 1 < len(values) == len(set(values)) or min(values) < 1 or max(values) > MAX_WIDTH:
       raise ConfigError(f"config key 'scaling.{name}' must hold at least two positive sizes, each "
-                        f"once, not {values}")
+                        f"once and at most {MAX_WIDTH:,}, not {values}")
   check_num_layers("scaling.num_layers", max(scaling.num_layers))
   pairs = itertools.product((*scaling.features, scaling.shape.features),
                             (*scaling.num_heads, scaling.shape.num_heads))

@@ -10,6 +10,10 @@ from damcha_jax.config.conversion import require
 from damcha_jax.config.sections import VisionModelConfig
 from damcha_jax.config.transformer import TransformerConfig
 
+_MOST_LAYERS = 100  # one after the other, on each image
+_MOST_WORKERS = 1024  # each takes memory for two batches
+_LARGEST_ALPHA = 1e6  # with which images are halved to within a thousandth
+
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationDataConfig:
@@ -41,12 +45,13 @@ class AugmentationConfig:
       require(0 < low <= high <= most and high < math.inf,
               f"augmentation.{name}={low, high} must be positive, the smaller one first"
               + (", and at most 1" if most == 1.0 else ""))
-    require(self.randaugment_layers >= 0,
-            f"augmentation.randaugment_layers={self.randaugment_layers} must be at least 0")
+    require(0 <= self.randaugment_layers <= _MOST_LAYERS,
+            f"augmentation.randaugment_layers={self.randaugment_layers} must be from 0 to "
+            f"{_MOST_LAYERS}")
     require(0 <= self.randaugment_magnitude <= 10,
             f"augmentation.randaugment_magnitude={self.randaugment_magnitude} must be from 0 to 10")
-    require(0 <= self.mixup_alpha < math.inf,
-            f"augmentation.mixup_alpha={self.mixup_alpha} must be at least 0 and finite")
+    require(0 <= self.mixup_alpha <= _LARGEST_ALPHA,
+            f"augmentation.mixup_alpha={self.mixup_alpha} must be from 0 to {_LARGEST_ALPHA:g}")
     require(0 <= self.label_smoothing < 1,
             f"augmentation.label_smoothing={self.label_smoothing} must be at least 0 and below 1")
 
@@ -85,7 +90,8 @@ class ImageClassificationConfig(TransformerConfig):
     limit = data.max_held_out_images
     require(limit is None or limit > 0,
             f"data.max_held_out_images={limit} must be positive, or None for whole splits")
-    require(data.num_workers >= 0, f"data.num_workers={data.num_workers} must be at least 0")
+    require(0 <= data.num_workers <= _MOST_WORKERS,
+            f"data.num_workers={data.num_workers} must be from 0 to {_MOST_WORKERS:,}")
     require(self.ema_decay is None or 0 < self.ema_decay < 1,
             f"ema_decay={self.ema_decay} must be between 0 and 1, or None")
     every = self.evaluation.every_steps

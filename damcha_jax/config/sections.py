@@ -4,12 +4,46 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal, Optional
+import operator
+from typing import Any, Literal, Optional
 
 from damcha_jax.config.conversion import require
 
 
+MAX_FLOAT32 = 2.0**128
+MAX_WIDTH = 10**6
 MAX_LAYERS = 10_000  # each is built, one after the other
+# Options of attentions: keys of the sections that every experiment with attentions has.
+_POSITIVE = ("damcha.stride", "dcmha.rank", "authors.expert_factor", "authors.local_window")
+_NOT_NEGATIVE = ("mma.local_window", "moa.switch_coefficient", "moa.z_coefficient",
+                 "moa.cv_coefficient")
+_POSITIVE_OR_NONE = ("tha.num_key_heads", "tha.num_softmax_heads", "tha.num_value_heads",
+                     "tha.key_head_features", "tha.value_head_features", "tha.query_chunk",
+                     "damcha.half_life", "dcmha.window", "dcmha.query_chunk",
+                     "colmha.key_features", "moa.num_experts", "moa.experts_per_token",
+                     "moa.expert_features", "authors.router_rank")
+
+
+def check_attentions(config: Any) -> None:
+  """Checks the attentions' sections of a config, also of those that it does not name.
+
+  Raises:
+    ConfigError: a value that no attention can have.
+  """
+  for name in _POSITIVE:
+    require(operator.attrgetter(name)(config) > 0, f"config key '{name}' must be positive")
+  for name in _POSITIVE_OR_NONE:
+    value = operator.attrgetter(name)(config)
+    require(value is None or value > 0, f"{name}={value} must be positive, or None")
+  for name in _NOT_NEGATIVE:
+    value = operator.attrgetter(name)(config)
+    require(0 <= value < math.inf, f"{name}={value} must be at least 0 and finite")
+  check_widths("damcha.widths", config.damcha.widths)
+
+
+def check_widths(key: str, widths: tuple[int, ...]) -> None:
+  require(all(0 < width <= MAX_WIDTH for width in widths),
+          f"config key '{key}' must hold positive widths of at most {MAX_WIDTH:,}, not {widths}")
 
 
 def check_num_layers(key: str, num_layers: int) -> None:
@@ -176,7 +210,7 @@ class OptimizerConfig:
       require(0 <= value < 1, f"optimizer.{name}={value} must be at least 0 and below 1")
     for name in ("learning_rate", "end_learning_rate_factor", "eps", "weight_decay", "clip_norm"):
       value = getattr(self, name)
-      require(0 <= value < math.inf, f"optimizer.{name}={value} must be at least 0 and finite")
+      require(0 <= value < MAX_FLOAT32, f"optimizer.{name}={value} must be at least 0 and finite")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,6 +242,9 @@ class CheckpointConfig:
   every_steps: int
   keep_last: int
   keep_best: int
+
+  def __post_init__(self):
+    require(self.keep_best >= 0, f"checkpoint.keep_best={self.keep_best} must be at least 0")
 
 
 @dataclasses.dataclass(frozen=True)

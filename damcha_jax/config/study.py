@@ -8,7 +8,8 @@ import dataclasses
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional
 
-from damcha_jax.config.conversion import ConfigError, freeze, require, unknown_key_message
+from damcha_jax.config.conversion import (ConfigError, freeze, names_differ, require,
+                                          unknown_key_message)
 from damcha_jax.config.decoder import DecoderConfig, LanguageModelConfig
 from damcha_jax.config.image_generation import ImageGenerationConfig
 from damcha_jax.config.text_generation import TextGenerationConfig
@@ -131,10 +132,13 @@ class StudyConfig:
               f"config key '{key}' names an entry twice: {','.join(names)}")
     require(len(set(self.seeds)) == len(self.seeds) > 0,
             f"config key 'seeds' must name at least one and none twice, not {self.seeds}")
+    require(all(0 <= seed < 2**63 for seed in (*self.seeds, self.tuning.seed)),
+            "config keys 'seeds' and 'tuning.seed' must hold numbers from 0 to 2^63 - 1, not "
+            f"{self.seeds} and {self.tuning.seed}")
     require(self.tuning.seed not in self.seeds,
             f"tuning.seed={self.tuning.seed} is one of the seeds; what is tuned on a seed does "
             "well on it")
-    require(len(set(self.tuning.factors)) == len(self.tuning.factors) > 0
+    require(len(self.tuning.factors) > 0 and names_differ(self.tuning.factors)
             and all(factor > 0 for factor in self.tuning.factors),
             f"config key 'tuning.factors' must hold different factors above 0, not "
             f"{self.tuning.factors}")
@@ -142,10 +146,16 @@ class StudyConfig:
             f"config key 'shift' must be empty or like text/text8, not '{self.shift}'")
     for name in (self.tuning.set, *self.shift_sets, *(one for one, _ in self.cells)):
       require(name in SETS, f"unknown set '{name}'; choose from {', '.join(SETS)}")
+    require(len(set(self.shift_sets)) in (0, 2)
+            and all(SETS[name][0] == "gpt2_enwik8" for name in self.shift_sets),
+            f"config key 'shift' must name two different sets of bytes, not '{self.shift}'")
     for name in self.variant_names:
       require(name in VARIANTS, f"unknown variant '{name}'; choose from {', '.join(VARIANTS)}")
     for name, variant in self.cells:
       self.family_config(name, variant)
+    for variant in self.tuned:
+      for factor in self.tuning.factors:
+        self.family_config(self.tuning.set, variant, factor)
 
   @property
   def cells(self) -> dict[tuple[str, str], tuple[int, ...]]:

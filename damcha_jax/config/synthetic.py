@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from damcha_jax.config.conversion import require
+from damcha_jax.config.conversion import names_differ, require
 from damcha_jax.config.sections import (AuthorsConfig, CheckpointConfig, ColmhaConfig, DamchaConfig,
                                         DcmhaConfig, EvaluationConfig, LoggingConfig, MeshConfig,
                                         MmaConfig, MoaConfig, OptimizerConfig, ThaConfig,
-                                        check_num_layers)
+                                        check_attentions, check_num_layers)
 
 TASKS = ("classification", "retrieval")
+MAX_SIZE = 10**6  # more of anything takes more memory, or precision, than there is
+MAX_FEATURES = 4096  # of models of which there is one for every entanglement and seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +89,7 @@ class SyntheticConfig:
             f"config key 'seeds' must hold numbers from 0 to 2^63 - 1, not {self.seeds}")
     self._check_grid()
     self._check_sizes()
+    check_attentions(self)
     require(self.optimizer.clip_norm == 0,
             f"optimizer.clip_norm={self.optimizer.clip_norm} would make seeds that are trained "
             "together depend on one another; use 0")
@@ -97,7 +100,7 @@ class SyntheticConfig:
   def _check_grid(self) -> None:
     strengths, dimensions = self.entanglements, self.dimensions
     require(len(strengths) > 1 and strengths[0] == 0 and strengths[-1] <= 1
-            and list(strengths) == sorted(set(strengths)),
+            and list(strengths) == sorted(set(strengths)) and names_differ(strengths),
             f"config key 'entanglements' must ascend from 0, the control, to at most 1, not "
             f"{strengths}")
     require(self.dimension in dimensions and list(dimensions) == sorted(set(dimensions)),
@@ -109,12 +112,17 @@ class SyntheticConfig:
     positive = {"num_steps": self.num_steps, "batch_size": self.batch_size,
                 "num_held_out": self.num_held_out, "full_width_rank": self.full_width_rank,
                 "dimensions": self.dimensions[0],
-                **{f"model.{name}": getattr(model, name) for name in
-                   ("num_layers", "num_heads", "symbol_features", "mlp_features")},
                 **{f"{task}.{name}": getattr(self.lookup(task), name) for task in TASKS
                    for name in ("num_items", "num_queries", "num_classes", "separation")}}
     for name, value in positive.items():
-      require(value > 0, f"config key '{name}' is {value}; it must be positive")
+      require(0 < value <= MAX_SIZE,
+              f"config key '{name}' is {value}; it must be positive, and at most {MAX_SIZE}")
+    for name in ("num_layers", "num_heads", "symbol_features", "mlp_features"):
+      value = getattr(model, name)
+      require(0 < value <= MAX_FEATURES, f"config key 'model.{name}' is {value}; it must be "
+              f"positive, and at most {MAX_FEATURES:,}")
+    require(self.dimensions[-1] <= MAX_FEATURES, f"config key 'dimensions' has "
+            f"{self.dimensions[-1]}; it must be at most {MAX_FEATURES:,}")
     check_num_layers("model", model.num_layers)
 
   @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from damcha_jax.config.conversion import require
+from damcha_jax.config.conversion import names_differ, require
 from damcha_jax.config.efficiency import EfficiencyConfig
 
 
@@ -87,6 +87,8 @@ class TheoryConfig:
   def __post_init__(self):
     require(0 < len(self.seeds) == len(set(self.seeds)),
             f"config key 'seeds' must name at least one seed and none twice, not {self.seeds}")
+    require(all(0 <= seed < 2**63 for seed in self.seeds),
+            f"config key 'seeds' must hold numbers from 0 to 2^63 - 1, not {self.seeds}")
     for section in ("embedding", "strictness", "contexts", "generator", "growth"):
       _check_positive(section, getattr(self, section))
     for length, features, num_heads in self.embedding.shapes:
@@ -113,6 +115,7 @@ class TheoryConfig:
             "config key 'costs.scaling' is None; Appendix D needs its sizes")
 
 
+_LARGEST = 10**6  # of which squares and their ratios stay far from the ends of float32
 _MAY_BE_ZERO = ("heterogeneity", "heterogeneities", "signals", "noise")
 
 
@@ -121,12 +124,15 @@ def _check_positive(section: str, sizes: object) -> None:
     value = getattr(sizes, field.name)
     numbers = value if isinstance(value, tuple) else (value,)
     require(len(numbers) > 0, f"config key '{section}.{field.name}' is empty; name at least one")
-    if not isinstance(numbers[0], tuple):
-      least = min(numbers)
-      require(least > 0 or (least == 0 and field.name in _MAY_BE_ZERO),
-              f"config key '{section}.{field.name}' must be positive, not {value}")
-      require(len(set(numbers)) == len(numbers) or field.name == "widths",
-              f"config key '{section}.{field.name}' names an entry twice: {value}")
+    if isinstance(numbers[0], tuple):
+      continue
+    zero = field.name in _MAY_BE_ZERO
+    require(all(0 < one <= _LARGEST or (one == 0 and zero) for one in numbers),
+            f"config key '{section}.{field.name}' must be {'at least 0' if zero else 'positive'}, "
+            f"and at most {_LARGEST:,}, not {value}")
+    require(field.name == "widths" or names_differ(numbers),
+            f"config key '{section}.{field.name}' names an entry twice, or two that differ by less "
+            f"than rows tell: {value}")
 
 
 def _check_shape(key: str, length: int, features: int, num_heads: int) -> None:

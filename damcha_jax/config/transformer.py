@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import operator
 import re
 from typing import Any, Literal
@@ -12,17 +11,12 @@ from damcha_jax.config.conversion import require
 from damcha_jax.config.sections import (AuthorsConfig, CheckpointConfig, ColmhaConfig, DamchaConfig,
                                         DcmhaConfig, EvaluationConfig, LoggingConfig, MeshConfig,
                                         MmaConfig, MoaConfig, ModelConfig, OptimizerConfig,
-                                        ThaConfig, VisionModelConfig, check_num_layers)
+                                        ThaConfig, VisionModelConfig, check_attentions,
+                                        check_num_layers)
 
-_POSITIVE = ("model.num_layers", "model.num_heads", "model.features", "model.mlp_features",
-             "damcha.stride", "dcmha.rank", "authors.expert_factor", "authors.local_window")
+_POSITIVE = ("batch_size", "model.num_layers", "model.num_heads", "model.features",
+             "model.mlp_features")
 _FRACTIONS = ("model.dropout_rate", "model.attention_dropout_rate")
-_NOT_NEGATIVE = ("checkpoint.keep_best", "mma.local_window", "moa.switch_coefficient",
-                 "moa.z_coefficient", "moa.cv_coefficient")
-_POSITIVE_OR_NONE = ("tha.num_key_heads", "tha.num_softmax_heads", "tha.num_value_heads",
-                     "tha.key_head_features", "tha.value_head_features", "tha.query_chunk",
-                     "dcmha.window", "dcmha.query_chunk", "colmha.key_features", "moa.num_experts",
-                     "moa.experts_per_token", "moa.expert_features", "authors.router_rank")
 # The attentions that a fused scaled-dot-product kernel can compute.
 _FUSED = ("mha", "damcha", "moa", "mma")
 
@@ -78,20 +72,13 @@ def _check(config: TransformerConfig) -> None:
   require(config.dataset != "", "config key 'dataset' is empty; name a corpus or a text file")
   require(all(0 <= seed < 2**63 for seed in config.seeds),
           f"config key 'seeds' must hold numbers from 0 to 2^63 - 1, not {config.seeds}")
-  require(all(width > 0 for width in damcha.widths),
-          f"config key 'damcha.widths' must hold positive widths, not {damcha.widths}")
   require(model.features % model.num_heads == 0,
           f"model.features={model.features} is not divisible by model.num_heads="
           f"{model.num_heads}; choose a multiple")
   for name in _FRACTIONS:
     value = operator.attrgetter(name)(config)
     require(0 <= value < 1, f"{name}={value} must be at least 0 and below 1")
-  for name in _POSITIVE_OR_NONE:
-    value = operator.attrgetter(name)(config)
-    require(value is None or value > 0, f"{name}={value} must be positive, or None")
-  for name in _NOT_NEGATIVE:
-    value = operator.attrgetter(name)(config)
-    require(0 <= value < math.inf, f"{name}={value} must be at least 0 and finite")
+  check_attentions(config)
   fused = model.attention_implementation in ("xla", "cudnn")
   require(not fused or model.attention_dropout_rate == 0,
           "model.attention_dropout_rate needs the weights that a fused kernel never forms; use 0, "

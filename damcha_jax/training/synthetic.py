@@ -129,7 +129,10 @@ class _Lanes:
       self.model = ToldLookup(lookup.num_classes)
       return
     task = lookup.name
-    mlp_features = matched_mlp_features(config, task, lookup.dimension, attention)
+    try:
+      mlp_features = matched_mlp_features(config, task, lookup.dimension, attention)
+    except (OverflowError, ValueError) as error:  # what modules notice only when they see inputs
+      raise ConfigError(f"{attention} cannot be built: {error}") from error
     if mlp_features < 1:
       raise ConfigError(
           f"attention '{attention}' alone has more parameters than the model with mha at dimension "

@@ -1,5 +1,6 @@
 """The synthetic study's config says what Section 5.6 does, and refuses what cannot be."""
 
+import dataclasses
 import json
 
 import pytest
@@ -9,6 +10,7 @@ from damcha_jax.attention import ATTENTIONS
 from damcha_jax.config import ConfigError, freeze, to_dict
 from damcha_jax.config.synthetic import SyntheticConfig
 from damcha_jax.models.lookup import DAMCHA_VARIANTS, TOLD, matched_mlp_features, num_params
+from damcha_jax.training.synthetic import synthetic_task
 
 
 def _frozen(size="paper"):
@@ -70,6 +72,13 @@ def test_models_have_the_parameters_of_mha_to_one_hidden_unit(task, attention):
     ({"retrieval": {"num_item": 3}}, "unknown config key 'retrieval.num_item'; the nearest valid "
      "key is 'retrieval.num_items'"),
     ({"retrieval": {"separation": 0.0}}, "'retrieval.separation' is 0.0; it must be positive"),
+    ({"retrieval": {"separation": float("inf")}}, "'retrieval.separation' is inf; it must be"),
+    ({"entanglements": [0.0, 0.5, 0.50000001]}, "'entanglements' must ascend from 0"),
+    ({"checkpoint": {"keep_best": -1}}, "checkpoint.keep_best=-1 must be at least 0"),
+    ({"damcha": {"widths": (0,)}}, "'damcha.widths' must hold positive widths"),
+    ({"dcmha": {"rank": 0}}, "'dcmha.rank' must be positive"),
+    ({"moa": {"cv_coefficient": float("nan")}}, "moa.cv_coefficient=nan must be at least 0"),
+    ({"model": {"mlp_features": 10**6}}, "'model.mlp_features' is 1000000; it must be positive"),
     ({"model": {"symbol_features": 0}}, "'model.symbol_features' is 0; it must be positive"),
 ])
 def test_a_wrong_value_is_named_with_the_remedy(change, message):
@@ -79,3 +88,10 @@ def test_a_wrong_value_is_named_with_the_remedy(change, message):
   with pytest.raises(ConfigError) as error:
     freeze(values, SyntheticConfig)
   assert message in str(error.value)
+
+
+def test_an_option_that_no_array_takes_is_refused_as_the_task_is_made():
+  config = _frozen("smoke")
+  config = dataclasses.replace(config, damcha=dataclasses.replace(config.damcha, stride=10**13))
+  with pytest.raises(ConfigError, match="damcha cannot be built"):
+    synthetic_task(config, "retrieval", 8, "damcha")

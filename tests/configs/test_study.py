@@ -8,6 +8,8 @@ import pytest
 from configs import study_cpu
 from damcha_jax.config import ConfigError, freeze
 from damcha_jax.config.study import StudyConfig, VARIANTS
+from damcha_jax.errors import DataError
+from experiments import study
 
 
 def _config(**changes):
@@ -54,10 +56,25 @@ def test_every_variant_whose_rate_another_takes_is_tuned():
     (dict(exploratory="mix"), "entries like mix/damcha"),
     (dict(seeds=(0, 100)), "tuning.seed=100 is one of the seeds"),
     (dict(tuning=dict(factors=(1.0, -1.0))), "factors above 0"),
+    (dict(tuning=dict(factors=(0.5, 0.50000001))), "different factors above 0"),
+    (dict(tuning=dict(factors=(1e300,))), "optimizer.learning_rate"),
+    (dict(tuning=dict(seed=-1)), "numbers from 0 to"),
     (dict(shift="text"), "like text/text8"),
+    (dict(shift="text/text"), "two different sets of bytes"),
+    (dict(shift="mix/images"), "two different sets of bytes"),
     (dict(mix=dict(seeds=(1,))), "'mix.seeds' has no effect"),
     (dict(mix=dict(num_step=3)), "'mix.num_step'"),
 ])
 def test_what_cannot_run_is_refused_by_name(changes, message):
   with pytest.raises(ConfigError, match=message):
     _config(**changes)
+
+
+@pytest.mark.parametrize("changes", [dict(shift="mix/dictionary"), dict(tuning=dict(set="dictionary"))])
+def test_data_of_every_run_are_looked_for_before_any_is_trained(tmp_path, changes):
+  config = study_cpu.get_config("smoke")
+  with config.unlocked():
+    config.update(ConfigDict(dict(sets="mix", variants="mha", exploratory="", **changes)))
+    config.dictionary.dataset = str(tmp_path / "nothing.txt")
+  with pytest.raises(DataError, match="nothing.txt"):
+    study.check(freeze(config, StudyConfig))

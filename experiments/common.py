@@ -69,19 +69,26 @@ def launch(train_and_evaluate: Callable[[ConfigDict, Path], Any], experiment: st
       train_and_evaluate(config, workdir)
 
 
-def parse(argv: Sequence[str], experiment: Optional[str] = None) -> tuple[ConfigDict, Path]:
+def parse(argv: Sequence[str], experiment: Optional[str] = None,
+          values: Optional[flags.FlagValues] = None) -> tuple[ConfigDict, Path]:
   """The config, with its overrides, and the workdir, absolute, that a command line names.
+
+  Args:
+    argv: the command line.
+    experiment: its name, if not that of the config.
+    values: flags of the program's own, which are parsed too.
 
   Raises:
     ConfigError: the command line cannot be understood.
   """
-  return parse_all(argv, experiment)[:2]
+  return parse_all(argv, experiment, values)[:2]
 
 
 def parse_all(argv: Sequence[str], experiment: Optional[str] = None,
+              values: Optional[flags.FlagValues] = None,
               ) -> tuple[ConfigDict, Path, contextlib.AbstractContextManager[None]]:
   """`parse`, and the context of the run: its processes, if there are several, and its trace."""
-  values = flags.FlagValues()
+  values = flags.FlagValues() if values is None else values
   holder = config_flags.DEFINE_config_file(
       "config", help_string="config file and size, such as configs/mix.py:cpu; "
       "--config.KEY=VALUE overrides one of its values", flag_values=values, sys_argv=list(argv))
@@ -90,7 +97,7 @@ def parse_all(argv: Sequence[str], experiment: Optional[str] = None,
       flag_values=values)
   run = _define_run(values)
   if any(argument in ("-h", "--help", "-help") for argument in argv[1:]):
-    print(f"usage: {argv[0]} [flags]\n{values.main_module_help() or values.get_help()}")
+    print(f"{sys.modules['__main__'].__doc__ or argv[0]}\n{values.get_help()}")
     sys.exit(0)
   _check_overrides(argv)
   try:
@@ -190,6 +197,7 @@ def load_config(value: str) -> ConfigDict:
     ConfigError: it cannot be loaded.
   """
   path, _, size = value.partition(":")
+  remedy = "name an experiment's file, such as configs/mix.py:cpu"
   spec = importlib.util.spec_from_file_location("config_file", path)
   if spec is None or not Path(path).is_file():
     raise ConfigError(f"config file '{path}' is not there; name a Python file, such as "
@@ -197,9 +205,17 @@ def load_config(value: str) -> ConfigDict:
   module = importlib.util.module_from_spec(spec)
   try:
     spec.loader.exec_module(module)
-    return module.get_config(*([size] if size else []))
+    if not callable(getattr(module, "get_config", None)):
+      raise ConfigError(f"it has no get_config(); {remedy}")
+    config = module.get_config(*([size] if size else []))
+  except TypeError as error:  # as of a file that others call with arguments of their own
+    raise ConfigError(f"config file '{value}': {error}; {remedy}") from error
   except Exception as error:  # whatever a user's own file may raise
     raise ConfigError(f"config file '{value}': {error}") from error
+  if not isinstance(config, ConfigDict) or not {"experiment", "name", "size"} <= set(config):
+    raise ConfigError(f"config file '{value}': it gives no ConfigDict with experiment, name and "
+                      f"size; {remedy}")
+  return config
 
 
 def _keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:

@@ -11,16 +11,17 @@ the memory of parameters and optimizer state on each device, and the model's FLO
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 import sys
 from typing import NamedTuple, Optional
 
+from absl import flags
 import jax
 
 from damcha_jax.config import (AblationsConfig, ConfigError, DecoderConfig, freeze,
                                ImageClassificationConfig)
-from damcha_jax.training.devices import DeviceKind, MFU_RANGE, parse_devices
+from damcha_jax.training.devices import (DeviceKind, KINDS, MFU_RANGE, MOST_DEVICES,
+                                         parse_devices)
 from damcha_jax.training.plan import check_fits, Plan, plan_run
 from damcha_jax.training.sharding import make_mesh
 from damcha_jax.training.writer import format_duration
@@ -120,19 +121,22 @@ def parse(argv: Sequence[str]) -> tuple[RunConfig | AblationsConfig, Devices]:
   Raises:
     ConfigError: the command line cannot be understood, or its experiment has no plan.
   """
-  parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-  parser.add_argument("--num_devices", type=int, default=1)
-  parser.add_argument("--devices")
-  options, rest = parser.parse_known_args(argv)
-  config, _ = common.parse(rest)
+  values = flags.FlagValues()
+  devices = flags.DEFINE_string(
+      "devices", None, "kind and number of devices, such as v5e-64, of one of "
+      f"{', '.join(KINDS)}: tells what a whole step needs on each", flag_values=values)
+  num_devices = flags.DEFINE_integer(
+      "num_devices", None, "their number alone, by default 1", flag_values=values, lower_bound=1,
+      upper_bound=MOST_DEVICES)
+  config, _ = common.parse(argv, values=values)
   if config.experiment not in common.CONFIG_CLASSES:
     raise ConfigError(f"experiment '{config.experiment}' has no plan; there are plans for "
                       f"{', '.join(common.CONFIG_CLASSES)}")
-  kind, number = None, options.num_devices
-  if options.devices is not None:
-    kind, number = parse_devices(options.devices)
-  if number < 1:
-    raise ConfigError(f"--num_devices={number} must be at least 1")
+  kind, number = None, num_devices.value or 1
+  if devices.value is not None:
+    if num_devices.value is not None:
+      raise ConfigError("--devices names a number of devices; leave out --num_devices")
+    kind, number = parse_devices(devices.value)
   return freeze(config, common.CONFIG_CLASSES[config.experiment]), Devices(number, kind)
 
 

@@ -22,7 +22,7 @@ install "$work/builder/bin/python" build
 
 "$python" -m venv "$work/user"
 wheel=$(echo "$work"/dist/*.whl)
-install "$work/user/bin/python" --constraint "$constraints" "$wheel[test]"
+install "$work/user/bin/python" --constraint "$constraints" "${wheel}[test]"
 cd "$work/tree"
 "$work/user/bin/python" -m tests.library_tests "$work/tests"
 cd "$work/tests"

@@ -29,6 +29,7 @@ while [ $# -gt 0 ]; do
     --tpu=*) tpu=${1#*=} ;;
     --zone=*) zone=${1#*=} ;;
     --dry_run) dry_run=true ;;
+    -h|--help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
     --) shift; break ;;
     *) usage "unknown option '$1'" ;;
   esac
@@ -39,7 +40,8 @@ done
 [ $# -gt 0 ] || usage 'the experiment is missing; name it after --'
 experiment=$1
 shift
-[ -f "$root/experiments/$experiment.py" ] || usage "there is no experiments/$experiment.py"
+[[ $experiment =~ ^[a-z0-9_]+$ && -f $root/experiments/$experiment.py ]] ||
+  usage "there is no experiments/$experiment.py"
 if [ -z "$dry_run" ] && ! command -v gcloud >/dev/null; then
   printf 'error: gcloud is not installed; install the Google Cloud CLI and log in\n' >&2
   exit 1
@@ -48,12 +50,12 @@ fi
 archive=$(mktemp -d)/damcha-jax.tar.gz
 trap 'rm -rf "$(dirname "$archive")"' EXIT
 git -C "$root" archive --format=tar.gz --output="$archive" HEAD
-arguments=$(printf ' %q' "$@")
+command=$(printf '%q ' python -m "experiments.$experiment" "$@" --distributed)
 remote="set -e; mkdir -p damcha-jax; tar -xzf damcha-jax.tar.gz -C damcha-jax; cd damcha-jax
 python3 -m venv .venv; . .venv/bin/activate
 version=\$(python -c 'import sys; print(\"py311\" if sys.version_info < (3, 12) else \"py312\")')
 pip install --quiet --constraint launch/constraints-\$version.txt --editable '.[tpu]'
 export JAX_COMPILATION_CACHE_DIR=\$PWD/.cache/jax
-python -m experiments.$experiment$arguments --distributed"
+$command"
 run gcloud compute tpus tpu-vm scp "$archive" "$tpu:damcha-jax.tar.gz" --zone="$zone" --worker=all
 run gcloud compute tpus tpu-vm ssh "$tpu" --zone="$zone" --worker=all --command="$remote"

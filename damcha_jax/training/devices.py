@@ -18,6 +18,9 @@ USABLE_SHARE = 0.9
 # Of the peak, as whole runs of Transformers report it; assumed, since nothing is measured. Small
 # models and few rows on each device are at its lower end or below.
 MFU_RANGE = (0.15, 0.5)
+# A plan makes a CPU device with threads of its own for each, which takes 0.3 MB and milliseconds;
+# tens of thousands exceed what a process may have.
+MOST_DEVICES = 4096
 
 
 class DeviceKind(NamedTuple):
@@ -60,11 +63,13 @@ def parse_devices(text: str) -> tuple[DeviceKind, int]:
   """'v5e-64' -> 64 devices of kind v5e. Cloud TPU's own names of v4 and v5p count two a device.
 
   Raises:
-    ConfigError: the kind is unknown, or there is no number.
+    ConfigError: the kind is unknown, there is no number, or it is more than `MOST_DEVICES`.
   """
   name, dash, number = text.rpartition("-")
-  if not dash or not re.fullmatch(r"[1-9]\d{0,4}", number):
+  if not dash or not re.fullmatch(r"[1-9][0-9]*", number):
     raise ConfigError(f"--devices={text} is no kind and number of devices, such as v5e-64")
   if name not in KINDS:
     raise ConfigError(f"--devices={text}: unknown kind '{name}'; choose from {', '.join(KINDS)}")
+  if int(number) > MOST_DEVICES:
+    raise ConfigError(f"--devices={text}: a plan is for at most {MOST_DEVICES} devices")
   return KINDS[name], int(number)

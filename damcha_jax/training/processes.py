@@ -21,6 +21,7 @@ from typing import Optional
 import jax
 
 from damcha_jax.config import ConfigError
+from damcha_jax.errors import UserError
 from damcha_jax.training.workdir import writing
 
 _FOLDER = ".processes"
@@ -46,7 +47,10 @@ def connected(workdir: Path, coordinator_address: Optional[str], num_processes: 
 
   Raises:
     ConfigError: the processes cannot be told from what is given.
+    UserError: process 0 cannot be found by its name, or its port is taken.
   """
+  if coordinator_address is not None:
+    _check_address(coordinator_address, process_id == 0, timeout)
   watch = None
   if num_processes is not None and process_id is not None:  # else not known before JAX has found out
     if not 0 <= process_id < num_processes:
@@ -185,10 +189,38 @@ class _Watch:
     os._exit(1)  # the main thread may hang in a collective operation
 
 
-def _listens(address: str) -> bool:
+def _check_address(address: str, is_own: bool, timeout: float) -> None:
+  """Raises what JAX would end the process for without a word, or with a stack in C++."""
+  host, port = _host_and_port(address)
+  deadline = time.monotonic() + timeout
+  while True:  # the name of a pod is known once that has started
+    try:
+      socket.getaddrinfo(host, port)
+      break
+    except (OSError, UnicodeError) as error:
+      if time.monotonic() > deadline:
+        raise UserError(f"--coordinator_address={address}: no host of this name is found ({error}) "
+                        f"in {timeout} s; give the name or number of process 0's host") from error
+    time.sleep(min(1, timeout / 5))
+  if is_own and "JAX_COORDINATOR_BIND_ADDRESS" not in os.environ:  # which may be another
+    try:
+      socket.create_server(("", port)).close()
+    except OSError as error:
+      raise UserError(f"--coordinator_address={address}: process 0 cannot listen at its port "
+                      f"({error.strerror}); give another port to all processes") from error
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+  """Of 'host:1234', '10.0.0.1:1234' or '[::1]:1234'."""
   host, _, port = address.rpartition(":")
+  if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
+    raise ConfigError(f"--coordinator_address={address} is no HOST:PORT, such as 10.0.0.1:1234")
+  return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _listens(address: str) -> bool:
   try:
-    with socket.create_connection((host, int(port)), timeout=1):
+    with socket.create_connection(_host_and_port(address), timeout=1):
       return True
   except TimeoutError:  # busy
     return True

@@ -14,6 +14,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 import pytest
 
+from damcha_jax.config import ConfigError
 from experiments import common
 from experiments import gpt2_enwik8
 
@@ -256,6 +257,18 @@ def test_overrides_reach_the_config():
   assert (config.attentions, config.seeds, config.batch_size) == ("mha,damcha", (0, 1), 64)
   assert config.damcha.widths == (8, 8) and config.logging.tensorboard is False
   assert workdir == Path.cwd() / "somewhere"
+
+
+@pytest.mark.parametrize("source, message", [
+    ("", r"no get_config\(\)"),
+    ("def get_config(size, dataset): pass", "missing 2 required positional arguments: 'size'"),
+    ("def get_config(): pass", "gives no ConfigDict with experiment, name and size"),
+    ("from ml_collections import ConfigDict as get_config", "gives no ConfigDict with experiment"),
+])
+def test_a_file_that_is_no_experiment_says_so(source, message, tmp_path):
+  (tmp_path / "own.py").write_text(source)
+  with pytest.raises(ConfigError, match=f"own.py': .*{message}.*; name an experiment's file"):
+    common.parse(["gpt2_enwik8", f"--config={tmp_path}/own.py"])
 
 
 def test_help_lists_the_flags(capsys):

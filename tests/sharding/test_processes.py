@@ -11,6 +11,9 @@ import time
 
 import pytest
 
+from damcha_jax.config import ConfigError
+from damcha_jax.errors import UserError
+from damcha_jax.training import processes as processes_lib
 from damcha_jax.training.processes import Beats
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +89,7 @@ def test_files_that_cannot_be_read_are_silence(tmp_path, clock):
 @pytest.mark.parametrize("arguments, message", [
     (("--process_id=2", "--num_processes=2"), "--process_id=2 must be from 0 to 1"),
     (("--num_processes=0",), "num_processes"),
+    (("--num_processes=2", "--process_id=0", "--coordinator_address=host"), "host is no HOST:PORT"),
     (("--distributed",), "give --coordinator_address, --num_processes and --process_id"),
 ])
 def test_processes_that_cannot_be_told_are_one_line(tmp_path, arguments, message):
@@ -94,6 +98,33 @@ def test_processes_that_cannot_be_told_are_one_line(tmp_path, arguments, message
   assert done.returncode == 2
   assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
   assert message in done.stderr
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":1234", "host:port", "host:65536"])
+def test_an_address_is_a_host_and_a_port(tmp_path, address):
+  with pytest.raises(ConfigError, match=f"^--coordinator_address={address} is no HOST:PORT"):
+    with processes_lib.connected(tmp_path, address, 2, 0, timeout=1):
+      pass
+
+
+def test_a_host_that_nobody_knows_and_a_port_that_is_taken_are_named(tmp_path):
+  with pytest.raises(UserError, match="no host of this name is found .* in 0.1 s; give the name"):
+    with processes_lib.connected(tmp_path, "nowhere.invalid:1234", 1, 0, timeout=0.1):
+      pass
+  with socket.create_server(("127.0.0.1", 0)) as server:
+    address = "127.0.0.1:%d" % server.getsockname()[1]
+    with pytest.raises(UserError, match=f"{address}: process 0 cannot listen .*another port"):
+      with processes_lib.connected(tmp_path, address, 1, 0, timeout=1):
+        pass
+
+
+def test_who_listens_at_an_x_is_heard():
+  try:
+    server = socket.create_server(("::1", 0), family=socket.AF_INET6)
+  except OSError:
+    pytest.skip("there is no IPv6 here")
+  with server:
+    assert processes_lib._listens("[::1]:%d" % server.getsockname()[1])
 
 
 # Runs ---------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 
@@ -28,6 +30,33 @@ def test_a_tpu_slice_is_told_what_to_install_and_run():
                "export JAX_COMPILATION_CACHE_DIR=", "--distributed",
                "python -m experiments.gpt2_enwik8 --config=configs/mix.py"):
     assert part in start
+
+
+@pytest.mark.parametrize("flags", [[], ["--workdir=/my runs/it's \"one\"", "--config.a=(1, *)"]])
+def test_flags_reach_the_experiment_as_they_are_given(flags, tmp_path):
+  wanted = ["python", "-m", "experiments.gpt2_enwik8", *flags, "--distributed"]
+  done = _run("launch/slurm.sbatch", "gpt2_enwik8", *flags, DRY_RUN="1", PYTHON="python")
+  assert shlex.split(done.stdout)[2:] == wanted
+
+  (tmp_path / "gcloud").write_text("#!/bin/sh\nfor last; do :; done; echo \"$last\"\n")
+  (tmp_path / "gcloud").chmod(0o755)
+  done = _run("launch/tpu_vm.sh", "--tpu=pod", "--zone=there", "--", "gpt2_enwik8", *flags,
+              PATH=f"{tmp_path}:{os.environ['PATH']}")
+  assert shlex.split(done.stdout.splitlines()[-1]) == wanted
+
+
+def test_a_tpu_slice_is_explained():
+  done = _run("launch/tpu_vm.sh", "--help")
+  assert done.returncode == 0 and done.stdout.startswith("Runs an experiment on every host")
+
+
+def test_slurm_says_what_it_lacks(tmp_path):
+  (tmp_path / "bash").symlink_to(shutil.which("bash"))
+  done = _run("launch/slurm.sbatch", "gpt2_enwik8", PATH=str(tmp_path))
+  assert done.returncode == 1 and done.stderr.startswith("error: there is no srun; submit this")
+  (tmp_path / "srun").symlink_to(shutil.which("true"))
+  done = _run("launch/slurm.sbatch", "gpt2_enwik8", PATH=str(tmp_path), PYTHON="no/python")
+  assert done.returncode == 1 and done.stderr.startswith("error: there is no no/python; make")
 
 
 def test_slurm_starts_every_process_alike():
@@ -89,7 +118,10 @@ def test_gpus_are_told_flags_that_xla_knows():
     (("launch/tpu_vm.sh", "--tpu=a", "--zone=b", "--", "gpt3"), "no experiments/gpt3.py"),
     (("launch/tpu_vm.sh", "--region=a"), "unknown option '--region=a'"),
     (("launch/slurm.sbatch",), "name an experiment"),
+    (("launch/tpu_vm.sh", "--tpu=a", "--zone=b", "--", "../experiments/rowsum"),
+     "no experiments/../experiments/rowsum.py"),
     (("launch/slurm.sbatch", "gpt3"), "name an experiment"),
+    (("launch/slurm.sbatch", "../experiments/rowsum"), "name an experiment"),
 ])
 def test_a_mistake_is_exit_status_2(arguments, message):
   done = _run(*arguments)

@@ -30,10 +30,32 @@ def test_devices_are_a_kind_and_a_number():
     ("v5e", "no kind and number of devices, such as v5e-64"),
     ("v5e-0", "no kind and number"),
     ("v5-8", "unknown kind 'v5'; choose from v4, v5e"),
+    ("v5e-4097", "at most 4096 devices"),
+    ("v5e-\N{ARABIC-INDIC DIGIT EIGHT}", "no kind and number"),
 ])
 def test_other_devices_are_an_error(text, message):
   with pytest.raises(ConfigError, match=message):
     parse_devices(text)
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--num_devices=0"], r"num_devices=0.*\[1, 4096\]"),
+    (["--num_devices=100000"], "num_devices=100000"),
+    (["--num_devices=x"], "num_devices=x"),
+    (["--num_devices"], "num_devices"),
+    (["--devices"], "devices"),
+    (["--devices=v5e-8", "--num_devices=4"], "leave out --num_devices"),
+])
+def test_an_option_that_cannot_be_understood_is_an_error(arguments, message):
+  with pytest.raises(ConfigError, match=message):
+    plan.parse(["plan", f"--config={ROOT}/configs/mix.py:smoke", *arguments])
+
+
+def test_help_tells_the_options_of_the_planner():
+  done = subprocess.run([sys.executable, "-m", "experiments.plan", "--help"], cwd=ROOT,
+                        capture_output=True, text=True, check=True)
+  assert done.stdout.startswith("What every attention of an experiment needs")
+  assert "--devices:" in done.stdout and "--num_devices:" in done.stdout
 
 
 def test_a_step_takes_the_longer_the_smaller_the_share_of_the_peak():

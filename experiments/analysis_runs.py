@@ -162,6 +162,8 @@ def _read_config(workdir: Path) -> Any:
 def _check(choice: Choice, config: Any) -> None:
   for flag, asked, there in (("attentions", choice.attentions, config.attention_names),
                              ("seeds", choice.seeds, config.seeds)):
+    if asked is not None and not asked:
+      raise ConfigError(f"--{flag}= names none; the workdir has {', '.join(map(str, there))}")
     for one in asked or ():
       if one not in there:
         raise ConfigError(f"--{flag}={one} is none of the workdir's, which are "

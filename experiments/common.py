@@ -165,8 +165,8 @@ def user_errors() -> Iterator[None]:
   except (MemoryError, jax.errors.JaxRuntimeError) as error:
     if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
       raise
-    _fail(1, f"there is not enough memory ({error}); lower batch_size or the sizes of the model and "
-             "its inputs")
+    _fail(1, f"there is not enough memory ({error}); lower batch_size or the sizes of the model "
+             "and its inputs")
   except KeyboardInterrupt:  # outside training, which answers the signal itself
     _fail(1, "interrupted; run the same command again to go on")
 

@@ -274,7 +274,8 @@ def _plot(figures: Path, runs: Iterable[Run], rows: list[reporting.Row]) -> None
     curves = {run.variant: list(_training_losses(run).items())
               for run in members if run.seed == first}
     if all(curves.values()):
-      reporting.plot_learning_curves(figures / f"{name}-training.png", curves, "nats_per_token")
+      reporting.plot_learning_curves(figures / f"{name}-training.png", curves, "nats_per_token",
+                                     f"Training loss on {name}, seed {first}")
     chosen = {metric: {row["attention"]: row for row in rows if row["metric"] == metric
                        and (row["dataset"], row["split"], row["variant"]) == (name, "test", None)}
               for metric in ("nats_minus_mha", "nats_minus_mha_ci95")}

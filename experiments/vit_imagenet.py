@@ -44,9 +44,10 @@ def summarize(config: ImageClassificationConfig, workdir: Path,
   paper = json.loads(common.PAPER.read_text(encoding="utf-8"))["table6"]
   rows = reporting.summary_rows(_measurements(config, workdir, results), comparable(config),
                                 lambda one: _figure(paper, config, one))
-  for metric in ("top1", "nats_per_image"):
+  for metric, quantity in (("top1", "top-1 accuracy [%]"), ("nats_per_image", "nats per image")):
     reporting.plot_learning_curves(workdir / "figures" / f"validation-{metric}.png",
-                                   common.validation_curves(workdir, results, metric), metric)
+                                   common.validation_curves(workdir, results, metric), quantity,
+                                   f"Validation on {config.dataset}")
   reporting.write_summary(workdir / "summary.json", config.experiment,
                           f"{config.name}:{config.size}", rows)
   common.print_rows(rows, PRINTED, comparable(config), workdir)

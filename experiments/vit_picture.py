@@ -22,7 +22,7 @@ from PIL import Image
 from damcha_jax.analysis import pictures
 from damcha_jax.analysis import probe
 from damcha_jax.config import ConfigError, ImageClassificationConfig
-from damcha_jax.data.augmentation import held_out_image
+from damcha_jax.data.augmentation import held_out_image, rgb_on_white
 from damcha_jax.errors import DataError, WorkdirError
 from damcha_jax.training import restore
 from damcha_jax.training.image_classification import TOP
@@ -82,8 +82,8 @@ def _batch(config: ImageClassificationConfig, run: Run, path: Optional[str],
     return source.batch(index, 1), f"held_out-{index}"
   try:
     with Image.open(path) as image:
-      pixels = held_out_image(image.convert("RGB"), config.model.image_size, config.data.resize)
-  except (OSError, SyntaxError, ValueError) as error:
+      pixels = held_out_image(rgb_on_white(image), config.model.image_size, config.data.resize)
+  except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
     raise DataError(f"{path} cannot be read as a picture: {error}; name another") from error
   return {"inputs": pixels[None], "targets": np.zeros(1, np.int32),
           "weights": np.ones(1, np.float32)}, Path(path).stem

@@ -47,23 +47,23 @@ def draw(path: Path, title: str, caption: str, image_YXC: np.ndarray,
   for axes, (layer, heads) in zip(grid, attention.items()):
     axes[0].imshow(image_YXC, extent=(0, width, height, 0))
     axes[0].imshow(heads.mean(0), cmap="magma", alpha=0.5, extent=(0, width, height, 0))
-    axes[0].set_title("mean of heads", fontsize=8)
-    axes[0].set_ylabel(f"layer {layer}", fontsize=9)
+    axes[0].set_title("mean of heads", fontsize=10)
+    axes[0].set_ylabel(f"layer {layer}", fontsize=11)
     for head, (panel, values) in enumerate(zip(axes[1:], heads)):
       drawn = panel.imshow(values, cmap="magma", vmin=0.0, vmax=heads.max())
-      panel.set_title(f"head {head}", fontsize=8)
+      panel.set_title(f"head {head}", fontsize=10)
     figure.colorbar(drawn, ax=list(axes[1:1 + num_heads]), label="weight [1]", shrink=0.8)
     if layer in metric:
       limit = np.abs(metric[layer]).max()
       drawn = axes[-1].imshow(tiles(metric[layer]), cmap="RdBu_r", vmin=-limit, vmax=limit)
-      axes[-1].set_title("m of all heads", fontsize=8)
+      axes[-1].set_title("m of all heads", fontsize=10)
       figure.colorbar(drawn, ax=axes[-1], label="entry [1]", shrink=0.8)
     elif metric:
       axes[-1].set_visible(False)
     for panel in axes:
       panel.set(xticks=[], yticks=[])
-  figure.suptitle(title, fontsize=11)
-  figure.supxlabel(textwrap.fill(caption, round(17 * _PANEL * num_columns)), fontsize=8)
+  figure.suptitle(title, fontsize=13)
+  figure.supxlabel(textwrap.fill(caption, round(14 * _PANEL * num_columns)), fontsize=10)
   for suffix in (".png", ".svg"):
     file = path.with_name(path.name + suffix)
     with writing(file):

@@ -69,6 +69,23 @@ def held_out_image(image: Image.Image, size: int, resize: int) -> np.ndarray:
                                  box=(left, top, left + side, top + side)))
 
 
+def rgb_on_white(image: Image.Image) -> Image.Image:
+  """A picture of any kind in RGB: 16 bits made 8, and what shines through white.
+
+  Raises:
+    ValueError: its pixels are of a kind whose range is not known, such as floats.
+  """
+  if image.mode.startswith("I;16"):
+    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+  if image.mode in ("I", "F"):
+    raise ValueError(f"its pixels, of mode {image.mode}, have no known range; save it with 8 bits")
+  if image.mode not in ("LA", "PA", "RGBA", "La", "RGBa") and "transparency" not in image.info:
+    return image.convert("RGB")
+  white = Image.new("RGBA", image.size, "white")
+  white.alpha_composite(image.convert("RGBA"))
+  return white.convert("RGB")
+
+
 def random_box(width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float],
                draws: Draws) -> Box:
   """A part of the image (Szegedy et al. 2015).

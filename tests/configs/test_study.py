@@ -70,7 +70,8 @@ def test_what_cannot_run_is_refused_by_name(changes, message):
     _config(**changes)
 
 
-@pytest.mark.parametrize("changes", [dict(shift="mix/dictionary"), dict(tuning=dict(set="dictionary"))])
+@pytest.mark.parametrize("changes", [
+    dict(shift="mix/dictionary"), dict(tuning=dict(set="dictionary"))])
 def test_data_of_every_run_are_looked_for_before_any_is_trained(tmp_path, changes):
   config = study_cpu.get_config("smoke")
   with config.unlocked():

@@ -209,9 +209,36 @@ def test_randaugment_draws_from_all_operations_as_many_as_it_has_layers(monkeypa
     ({"crop_scale": (0.5, 0.2)}, r"augmentation.crop_scale=\(0.5, 0.2\) must be positive"),
     ({"crop_scale": (0.5, 2.0)}, "and at most 1"),
     ({"randaugment_magnitude": 11.0}, "randaugment_magnitude=11.0 must be from 0 to 10"),
-    ({"mixup_alpha": -1.0}, "mixup_alpha=-1.0 must be at least 0"),
+    ({"mixup_alpha": -1.0}, "mixup_alpha=-1.0 must be from 0 to"),
     ({"label_smoothing": 1.0}, "label_smoothing=1.0 must be at least 0 and below 1"),
 ])
 def test_a_wrong_value_is_named(change, message):
   with pytest.raises(ConfigError, match=message):
     dataclasses.replace(PLAIN, **change)
+
+
+def _palette():
+  image = Image.new("P", (1, 1))
+  image.putpalette([200, 10, 30])
+  image.info["transparency"] = b"\x00"
+  return image
+
+
+@pytest.mark.parametrize("image, pixel", [
+    (Image.new("RGB", (1, 1), (1, 2, 3)), (1, 2, 3)),
+    (Image.new("L", (1, 1), 7), (7, 7, 7)),
+    (Image.fromarray(np.full((1, 1), 0x8001, np.uint16)), (128, 128, 128)),
+    (Image.new("RGBA", (1, 1), (200, 10, 30, 0)), (255, 255, 255)),
+    (Image.new("LA", (1, 1), (9, 255)), (9, 9, 9)),
+    (_palette(), (255, 255, 255)),
+    (Image.new("CMYK", (1, 1), (0, 0, 0, 255)), (0, 0, 0)),
+])
+def test_pictures_of_every_kind_become_rgb_on_white(image, pixel):
+  found = augmentation.rgb_on_white(image)
+  assert (found.mode, found.getpixel((0, 0))) == ("RGB", pixel)
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_pixels_without_a_known_range_are_refused(mode):
+  with pytest.raises(ValueError, match="no known range; save it with 8 bits"):
+    augmentation.rgb_on_white(Image.new(mode, (1, 1)))

@@ -170,10 +170,16 @@ def test_a_picture_of_one_s_own_is_drawn_with_attention_and_metric(trained, tmp_
 @pytest.mark.parametrize("arguments, message", [
     (("--index=64",), "--index=64 is not below 64"),
     (("--image=README.md",), "README.md cannot be read as a picture"),
+    (("--image=BOMB",), "cannot be read as a picture: Image size"),
+    (("--attentions=",), "--attentions= names none; the workdir has mha, damcha"),
     (("--seeds=one",), "--seeds=one must hold whole numbers"),
 ])
-def test_what_is_no_picture_is_named(trained, monkeypatch, arguments, message):
+def test_what_is_no_picture_is_named(trained, monkeypatch, tmp_path, arguments, message):
   monkeypatch.chdir(ROOT)
+  monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+  bomb = tmp_path / "bomb.png"
+  Image.new("RGB", (30, 30)).save(bomb)
+  arguments = [argument.replace("BOMB", str(bomb)) for argument in arguments]
   with pytest.raises((ConfigError, DataError), match=message):
     vit_picture.main(["vit_picture", f"--workdir={trained}", *arguments])
 

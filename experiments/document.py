@@ -15,6 +15,7 @@ import re
 from typing import NamedTuple
 
 _MEDIA = {".svg": "image/svg+xml", ".png": "image/png"}
+_MARKUP = re.compile(r"\*\*((?:`[^`]*`|[^`])+?)\*\*|`([^`]*)`")  # bold words, which may hold code
 _STYLE = """
 :root { color-scheme: light dark; --edge: #8886; --shade: #8881;
   --link: light-dark(#0550ae, #8ab4f8) }
@@ -152,10 +153,14 @@ def _made_by(commands: Sequence[str]) -> str:
 
 
 def _inline(text: str) -> str:
-  parts = re.split(r"`([^`]*)`", text)
-  return "".join(f"<code>{html.escape(part)}</code>" if index % 2 else
-                 re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", html.escape(part))
-                 for index, part in enumerate(parts))
+  rendered, end = [], 0
+  for match in _MARKUP.finditer(text):
+    rendered.append(html.escape(text[end:match.start()]))
+    bold, code = match.groups()
+    rendered.append(f"<code>{html.escape(code)}</code>" if bold is None else
+                    f"<strong>{_inline(bold)}</strong>")
+    end = match.end()
+  return "".join([*rendered, html.escape(text[end:])])
 
 
 def to_markdown(title: str, blocks: Sequence[Block], folder: Path) -> str:

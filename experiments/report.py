@@ -143,7 +143,7 @@ def _beside(row: Row, figure: float) -> tuple[str, ...]:
   """Ours, spread, seeds, the paper's, difference and whether they can be compared."""
   value = row["value"]
   difference = ABSENT if value is None or not row["comparable"] else (
-      f"{value - figure:+.3g} ({100 * (value - figure) / abs(figure):+.1f}%)")
+      f"{value - figure:+.3g} ({100 * (value - figure) / abs(figure):+z.1f}%)")
   return (_value(row), _spread(row), _seeds(row), str(figure), difference,
           "yes" if row["comparable"] else "no")
 

@@ -133,6 +133,15 @@ def test_equal_notes_are_told_once(tmp_path):
   assert all_rows.notes == ("long one", "another")
 
 
+@pytest.mark.parametrize(("text", "html"), [
+    ("**Not so (`a<b`, twice).** Why", "<strong>Not so (<code>a&lt;b</code>, twice).</strong> Why"),
+    ("`a**b` and `c**d`", "<code>a**b</code> and <code>c**d</code>"),
+    ("2 ** 3", "2 ** 3"),
+])
+def test_bold_words_may_hold_code_and_code_stars(text, html):
+  assert f"<p>{html}</p>" in document.to_html("T", [document.Paragraph(text)])
+
+
 def _image(attention, metric, value, **fields):
   return made_up_results.row(attention, metric, value, dataset="sample_images", paper=1.0, **fields)
 

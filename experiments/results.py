@@ -144,6 +144,7 @@ def _object(path: Path) -> dict[str, Any]:
   try:
     text = read_text(path)
     value = None if text is None else json.loads(text)
+    json.dumps(value, ensure_ascii=False).encode()  # halves of characters cannot be written
   except (RecursionError, ValueError) as error:
     raise ResultsError(f"{path} is not valid JSON ({error}); make it again") from error
   if text is None:
@@ -161,11 +162,15 @@ def _check(path: Path, index: int, row: Any) -> None:
     if not isinstance(row.get(key), kind):
       raise ResultsError(f"{path}: row {index} has {key}={row.get(key)!r}, which is no "
                          f"{kind.__name__}; make the summary again")
-  if not isinstance(row.get("section", ""), str):
-    raise ResultsError(f"{path}: row {index} has section={row['section']!r}, which is no str; make "
-                       "the summary again")
+  for key in ("variant", *_NUMBERS):
+    if key not in row:
+      raise ResultsError(f"{path}: row {index} has no {key}; make the summary again")
+  for key in ("section", "variant", "note"):
+    if not isinstance(row.get(key) or "", str):
+      raise ResultsError(f"{path}: row {index} has {key}={row[key]!r}, which is no str; make the "
+                         "summary again")
   for key in _NUMBERS:
-    if row.get(key) is not None and not is_number(row[key]):
+    if row[key] is not None and not is_number(row[key]):
       raise ResultsError(f"{path}: row {index} has {key}={row[key]!r}, which is no number; make "
                          "the summary again")
 
@@ -173,7 +178,8 @@ def _check(path: Path, index: int, row: Any) -> None:
 def figures_of(folder: Path) -> list[Path]:
   """The pictures in `figures/`; of one drawn in both formats the lines, not the pixels."""
   pictures = sorted((folder / FIGURES).rglob("*.svg")) + sorted((folder / FIGURES).rglob("*.png"))
-  return sorted({path.with_suffix(""): path for path in reversed(pictures)}.values())
+  return sorted({path.with_suffix(""): path for path in reversed(pictures) if path.is_file()
+                 }.values())
 
 
 def _command(path: Path, experiment: str, config: str, settings: Mapping[str, Any]) -> str:

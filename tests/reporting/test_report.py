@@ -347,6 +347,14 @@ def test_an_analysis_beside_nothing_is_one_line(tmp_path):
      "row 0 has value='low'"),
     (lambda folder: _edit(folder, rows=[made_up_results.row("mha", "loss", 1.0, section=3)]),
      "row 0 has section=3"),
+    (lambda folder: _edit(folder, rows=[made_up_results.row("mha", "loss", 1.0, variant=3)]),
+     "row 0 has variant=3"),
+    (lambda folder: _edit(folder, rows=[made_up_results.row("mha", "loss", 1.0, note=3)]),
+     "row 0 has note=3"),
+    *((lambda folder, key=key: _edit(folder, rows=[_without(key)]), f"row 0 has no {key}")
+      for key in ("value", "spread", "paper", "variant")),
+    (lambda folder: _edit(folder, rows=[made_up_results.row("mha", "loss", 1.0, note="\ud800")]),
+     "is not valid JSON"),
     (lambda folder: _edit(folder, rows=[made_up_results.row("mha", 3, 1.0)]), "row 0 has metric=3"),
 ])
 def test_a_broken_or_foreign_summary_is_one_line_that_names_it(tmp_path, capsys, change, message):
@@ -357,6 +365,12 @@ def test_a_broken_or_foreign_summary_is_one_line_that_names_it(tmp_path, capsys,
   assert stopped.value.code == 1 and not (tmp_path / "out").exists()
   error = capsys.readouterr().err
   assert error.count("\n") == 1 and message in error and str(folder) in error
+
+
+def _without(key):
+  row = made_up_results.row("mha", "loss", 1.0)
+  del row[key]
+  return row
 
 
 def _edit(folder, **changes):

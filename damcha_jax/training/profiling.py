@@ -7,14 +7,23 @@ import contextlib
 import contextvars
 from pathlib import Path
 import re
+import sys
 from typing import Any, Optional
 
 import jax
 
 from damcha_jax.config import ConfigError
 
-_UPDATES: contextvars.ContextVar[Optional[range]] = contextvars.ContextVar(
-    "profiled_updates", default=None)
+
+class _Request:
+  """Updates that are to be traced, and whether any was."""
+
+  def __init__(self, updates: range):
+    self.updates, self.is_met = updates, False
+
+
+_REQUEST: contextvars.ContextVar[_Request] = contextvars.ContextVar(
+    "profiled_updates", default=_Request(range(0)))
 
 
 def parse_updates(text: str) -> range:
@@ -32,19 +41,23 @@ def parse_updates(text: str) -> range:
 
 @contextlib.contextmanager
 def profiled(updates: Optional[range]) -> Iterator[None]:
-  """Runs in this context trace these updates."""
-  token = _UPDATES.set(updates)
+  """Runs in this context trace these updates; that none of them did is said at the end."""
+  request = _Request(updates or range(0))
+  token = _REQUEST.set(request)
   try:
     yield
   finally:
-    _UPDATES.reset(token)
+    _REQUEST.reset(token)
+  if request.updates and not request.is_met:
+    print(f"note: nothing was traced: no run had updates {updates.start} to {updates.stop - 1} left "
+          "to make; choose earlier ones, or a new workdir", file=sys.stderr)
 
 
 class Profiler:
   """Traces what its context asks for of one run, in one go; a resumed run, what is left of it."""
 
   def __init__(self, directory: Path):
-    self._directory, self._updates = directory, _UPDATES.get() or range(0)
+    self._directory, self._request = directory, _REQUEST.get()
     self._tracing = False
 
   def before(self, update: int, state: Any) -> None:
@@ -54,7 +67,7 @@ class Profiler:
       update: which one is next, from 1.
       state: what the one before gives.
     """
-    if (update in self._updates) != self._tracing:
+    if (update in self._request.updates) != self._tracing:
       jax.block_until_ready(state)  # earlier updates are no part of the trace, or all of it
       self._switch()
 
@@ -67,4 +80,5 @@ class Profiler:
       jax.profiler.stop_trace()
     else:
       jax.profiler.start_trace(self._directory)
+      self._request.is_met = True
     self._tracing = not self._tracing

@@ -44,6 +44,14 @@ def test_the_updates_that_are_asked_for_are_traced(switches):
   assert _trace(range(2, 5), switches, start=5) == _trace(None, switches) == []
 
 
+@pytest.mark.parametrize("updates, start, note", [
+    (range(8, 10), 1, "no run had updates 8 to 9 left to make"),
+    (range(2, 4), 5, "no run had updates 2 to 3 left"), (range(2, 9), 1, ""), (None, 1, "")])
+def test_a_trace_that_never_began_is_told(switches, capsys, updates, start, note):
+  _trace(updates, switches, start=start)
+  assert note in capsys.readouterr().err if note else not capsys.readouterr().err
+
+
 def test_a_trace_that_an_error_cuts_short_is_kept(switches):
   with profiled(range(1, 9)):
     profiler = Profiler("unused")

@@ -33,9 +33,9 @@ def main(argv: Sequence[str]) -> None:
   if others:
     raise ConfigError(f"workdir {options.workdir} has several attentions; name one by --attention")
   run = restore.describe_run(directory)
-  cls = common.CONFIG_CLASSES.get(run.config["experiment"])
+  cls = common.CONFIG_CLASSES.get(str(run.config.get("experiment")))
   if cls is None or not issubclass(cls, DecoderConfig):
-    raise ConfigError(f"{directory} is no run of a decoder, but of '{run.config['experiment']}'")
+    raise ConfigError(f"{directory} is no run of a decoder")
   config = freeze({**run.config, "attentions": run.name, "seeds": (run.seed,)}, cls)
   _, step, params = restore.restore_decoder(
       directory, config, run.name, options.checkpoint,

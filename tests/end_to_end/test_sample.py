@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from damcha_jax.config import ConfigError
 from damcha_jax.errors import CheckpointError, WorkdirError
 from damcha_jax.interop.parameters import read_params
 from damcha_jax.interop.tensor_files import read_safetensors_metadata
@@ -157,6 +158,14 @@ def test_a_run_that_is_not_described_is_named(tmp_path, entry):
   (tmp_path / "config.json").write_text(json.dumps({"run": entry}))
   with pytest.raises(WorkdirError, match="is not the directory of a run"):
     restore.describe_run(tmp_path)
+
+
+@pytest.mark.parametrize("entry", [{}, {"experiment": ["a"]}, {"experiment": "vit_imagenet"}])
+def test_a_run_of_no_decoder_is_not_exported(tmp_path, entry):
+  (tmp_path / "config.json").write_text(json.dumps({"run": {"name": "mha", "seed": 0}, **entry}))
+  (tmp_path / "checkpoints").mkdir()
+  with pytest.raises(ConfigError, match=f"{tmp_path} is no run of a decoder"):
+    export.main(["export", f"--workdir={tmp_path}", f"--output={tmp_path}/a.safetensors"])
 
 
 def test_parameters_are_exported_as_safetensors(trained, tmp_path, capsys):

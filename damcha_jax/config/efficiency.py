@@ -156,9 +156,12 @@ def _check_sizes(sizes: dict[str, int], key: str) -> None:
 def _check_scaling(scaling: ScalingConfig) -> None:
   for name in ("context_lengths", "features", "num_heads", "num_layers"):
     values = getattr(scaling, name)
-    if not 1 < len(values) == len(set(values)) or min(values) < 1 or max(values) > MAX_WIDTH:
+    if not 1 < len(values) == len(set(values)) or min(values) < 1:
       raise ConfigError(f"config key 'scaling.{name}' must hold at least two positive sizes, each "
-                        f"once and at most {MAX_WIDTH:,}, not {values}")
+                        f"once, not {values}")
+    if max(values) > MAX_WIDTH:
+      raise ConfigError(f"config key 'scaling.{name}' holds {max(values)}; sizes must be at most "
+                        f"{MAX_WIDTH:,}")
   check_num_layers("scaling.num_layers", max(scaling.num_layers))
   pairs = itertools.product((*scaling.features, scaling.shape.features),
                             (*scaling.num_heads, scaling.shape.num_heads))

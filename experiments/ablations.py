@@ -25,6 +25,7 @@ from damcha_jax.training.reevaluation import drift_of_blocks, reevaluate
 from damcha_jax.training.text_generation import text_generation_task
 from damcha_jax.training.workdir import Workdir, write_atomically
 from experiments import ablations_report
+from experiments import command_line
 from experiments import common
 from experiments import image_generation
 from experiments import metrics
@@ -201,4 +202,4 @@ def _drifts(cell: Cell) -> Iterator[Measurement]:
 
 
 if __name__ == "__main__":
-  common.launch(train_and_evaluate, "ablations")
+  command_line.launch(train_and_evaluate, "ablations")

@@ -27,8 +27,7 @@ from damcha_jax.reporting import Measurement
 from damcha_jax.training.task import Batch, Task
 from damcha_jax.training.workdir import Workdir, write_atomically, writing
 from experiments import analysis_figures
-from experiments import common
-from experiments import options as options_lib
+from experiments import command_line
 from experiments.analysis_runs import Choice, find_runs, Run
 from experiments.findings import Findings, Snapshot
 
@@ -62,7 +61,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
                     **define)
   flags.DEFINE_list("heads", None, "whose attention is drawn, from 0; by default up to four",
                     **define)
-  return options_lib.parse(values, argv, __doc__, required=("workdir",))
+  return command_line.parse_options(values, argv, __doc__, required=("workdir",))
 
 
 def _choice(options: flags.FlagValues) -> Choice:
@@ -237,5 +236,5 @@ def _gradients(snapshot: Snapshot, measure: Callable[..., Measurement]) -> Itera
 
 
 if __name__ == "__main__":
-  with common.user_errors():
+  with command_line.user_errors():
     main(sys.argv)

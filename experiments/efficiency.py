@@ -24,6 +24,7 @@ from damcha_jax.config import ConfigError, freeze
 from damcha_jax.config.efficiency import DecoderShapeConfig, EfficiencyConfig, ShapeConfig
 from damcha_jax.reporting import Measurement
 from damcha_jax.training.workdir import Workdir
+from experiments import command_line
 from experiments import common
 from experiments import scaling
 from experiments import speed
@@ -122,4 +123,4 @@ def is_table2s(shape: ShapeConfig) -> bool:
 
 
 if __name__ == "__main__":
-  common.launch(train_and_evaluate, "efficiency")
+  command_line.launch(train_and_evaluate, "efficiency")

@@ -23,6 +23,7 @@ from damcha_jax.config import AblationsConfig, ConfigError, freeze
 from damcha_jax.errors import UserError, WorkdirError
 from damcha_jax.training.workdir import Workdir
 from experiments import ablations
+from experiments import command_line
 from experiments import common
 from experiments import image_generation
 from experiments import metrics
@@ -101,5 +102,5 @@ def _value(text: str) -> Any:
 
 
 if __name__ == "__main__":
-  with common.user_errors():
+  with command_line.user_errors():
     main(sys.argv)

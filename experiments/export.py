@@ -21,8 +21,8 @@ import jax
 from damcha_jax.config import ConfigError, DecoderConfig, freeze, to_dict
 from damcha_jax.interop.parameters import write_params
 from damcha_jax.training import restore
+from experiments import command_line
 from experiments import common
-from experiments import options as options_lib
 from experiments.sample import find_runs
 
 
@@ -55,9 +55,9 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
   flags.DEFINE_string("attention", None, "whose parameters, if there are several", **define)
   flags.DEFINE_integer("run_seed", None, "the run's seed; by default the lowest", **define)
   flags.DEFINE_enum("checkpoint", "best", restore.CHECKPOINTS, "which checkpoint", **define)
-  return options_lib.parse(values, argv, __doc__, required=("workdir", "output"))
+  return command_line.parse_options(values, argv, __doc__, required=("workdir", "output"))
 
 
 if __name__ == "__main__":
-  with common.user_errors():
+  with command_line.user_errors():
     main(sys.argv)

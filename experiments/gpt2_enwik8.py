@@ -19,6 +19,7 @@ from damcha_jax.data.baselines import gzip9_bits_per_byte
 from damcha_jax.data.sources import Corpus, load_corpus
 from damcha_jax.reporting import Measurement
 from damcha_jax.training.language_model import language_model_task
+from experiments import command_line
 from experiments import common
 
 # The paper's name for a dataset; a sample stands beside the figure of what it stands in for.
@@ -80,4 +81,4 @@ def _comparable(config: LanguageModelConfig) -> bool:
 
 
 if __name__ == "__main__":
-  common.launch(train_and_evaluate, "gpt2_enwik8")
+  command_line.launch(train_and_evaluate, "gpt2_enwik8")

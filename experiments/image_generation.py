@@ -25,6 +25,7 @@ from damcha_jax.image_samples import ImageSamples, sample_images
 from damcha_jax.reporting import Measurement
 from damcha_jax.training.image_generation import image_generation_task
 from damcha_jax.training.workdir import Workdir, write_arrays
+from experiments import command_line
 from experiments import common
 from experiments import metrics
 
@@ -169,4 +170,4 @@ def _draw(workdir: Path, data: ImageData, samples: dict[tuple[str, int], ImageSa
 
 
 if __name__ == "__main__":
-  common.launch(train_and_evaluate, "image_generation")
+  command_line.launch(train_and_evaluate, "image_generation")

@@ -28,7 +28,7 @@ from damcha_jax.data import augmentation
 from damcha_jax.data.labelled_images import AugmentedBatches, TrainLabelledImages
 from damcha_jax.data.shuffling import ShuffledEpochs
 from damcha_jax.reporting import Measurement
-from experiments import common
+from experiments import command_line
 
 NUM_IMAGES = 64
 NUM_TIMED = 512  # images in one process
@@ -112,4 +112,4 @@ def _measurements(config: ImageClassificationConfig, images: JpegImages) -> Iter
 
 
 if __name__ == "__main__":
-  common.launch(train_and_evaluate, "image_pipeline", reads="vit_imagenet")
+  command_line.launch(train_and_evaluate, "image_pipeline", reads="vit_imagenet")

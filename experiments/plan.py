@@ -25,6 +25,7 @@ from damcha_jax.training.devices import (DeviceKind, KINDS, MFU_RANGE, MOST_DEVI
 from damcha_jax.training.plan import check_fits, Plan, plan_run
 from damcha_jax.training.sharding import make_mesh
 from damcha_jax.training.writer import format_duration
+from experiments import command_line
 from experiments import common
 
 RunConfig = DecoderConfig | ImageClassificationConfig
@@ -128,7 +129,7 @@ def parse(argv: Sequence[str]) -> tuple[RunConfig | AblationsConfig, Devices]:
   num_devices = flags.DEFINE_integer(
       "num_devices", None, "their number alone, by default 1", flag_values=values, lower_bound=1,
       upper_bound=MOST_DEVICES)
-  config, _ = common.parse(argv, values=values)
+  config, _ = command_line.parse(argv, values=values)
   if config.experiment not in common.CONFIG_CLASSES:
     raise ConfigError(f"experiment '{config.experiment}' has no plan; there are plans for "
                       f"{', '.join(common.CONFIG_CLASSES)}")
@@ -149,5 +150,5 @@ def _readable(num_bytes: int) -> str:
 
 
 if __name__ == "__main__":
-  with common.user_errors():
+  with command_line.user_errors():
     main(sys.argv)

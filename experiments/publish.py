@@ -20,8 +20,8 @@ from absl import flags
 
 from damcha_jax.config import ConfigError
 from damcha_jax.training.workdir import read_text, write_atomically, writing
+from experiments import command_line
 from experiments import common
-from experiments import options
 from experiments.results import (ANALYSIS, CHECKPOINTS, FIGURES, ResultsError, SUMMARY,
                                  figures_of, read_results)
 
@@ -43,7 +43,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
   flags.DEFINE_string("out", None, "name a new folder, such as results/theory", **define)
   flags.DEFINE_integer("max_records", 200, "training steps to keep of each run's curve",
                        lower_bound=2, **define)
-  return options.parse(values, argv, __doc__, required=("workdir", "out"))
+  return command_line.parse_options(values, argv, __doc__, required=("workdir", "out"))
 
 
 def publish(workdir: Path, out: Path, max_records: int) -> None:
@@ -118,5 +118,5 @@ def thinned(text: str, max_records: int) -> str:
 
 
 if __name__ == "__main__":
-  with common.user_errors():
+  with command_line.user_errors():
     main(sys.argv)

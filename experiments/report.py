@@ -21,8 +21,7 @@ from absl import flags
 from damcha_jax.reporting import Row
 from damcha_jax.training.workdir import write_atomically, writing
 from experiments import claims
-from experiments import common
-from experiments import options
+from experiments import command_line
 from experiments import paper_tables
 from experiments.claims import number
 from experiments.document import (Block, Figure, Folded, Heading, Paragraph, Table, to_html,
@@ -57,7 +56,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
   flags.DEFINE_string("results", "results", "the folder of results or workdirs", **define)
   flags.DEFINE_string("out", None, "name a folder for the report, such as runs/report", **define)
   flags.DEFINE_string("claims", None, "another file for the claims", **define)
-  return options.parse(values, argv, __doc__, required=("out",))
+  return command_line.parse_options(values, argv, __doc__, required=("out",))
 
 
 def claims_page(judged: Sequence[claims.Judged]) -> str:
@@ -204,5 +203,5 @@ def _all_rows(results: Sequence[Result]) -> Iterator[Block]:
 
 
 if __name__ == "__main__":
-  with common.user_errors():
+  with command_line.user_errors():
     main(sys.argv)

@@ -14,6 +14,7 @@ from damcha_jax.config import ConfigError
 from damcha_jax.errors import UserError
 from damcha_jax.reporting import Row
 from damcha_jax.training.workdir import is_number, read_text
+from experiments import command_line
 from experiments import common
 
 ROOT = common.PAPER.parents[1]
@@ -206,7 +207,7 @@ def _command(path: Path, experiment: str, config: str, settings: Mapping[str, An
 @functools.cache
 def _defaults(file: str) -> dict[str, Any]:
   """The values of a config file, by dotted key."""
-  config = common.load_config(f"{ROOT}/{file}")
+  config = command_line.load_config(f"{ROOT}/{file}")
   return dict(_flat({key: value for key, value in config.to_dict().items()
                      if key not in ("experiment", "name", "size")}))
 

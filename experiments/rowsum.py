@@ -28,6 +28,7 @@ from damcha_jax.reporting import Measurement
 from damcha_jax.training import optimizer as optimizer_lib
 from damcha_jax.training.language_model import language_model_task
 from damcha_jax.training.workdir import Workdir
+from experiments import command_line
 from experiments import common
 
 NUM_ROUNDS = 9
@@ -109,4 +110,4 @@ def _largest_difference(left: Any, right: Any) -> float:
 
 
 if __name__ == "__main__":
-  common.launch(train_and_evaluate, "rowsum", reads="gpt2_enwik8")
+  command_line.launch(train_and_evaluate, "rowsum", reads="gpt2_enwik8")

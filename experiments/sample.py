@@ -24,8 +24,7 @@ from damcha_jax.config import ConfigError, freeze
 from damcha_jax.errors import WorkdirError
 from damcha_jax.sampling import Sampler, row_keys
 from damcha_jax.training import restore
-from experiments import common
-from experiments import options as options_lib
+from experiments import command_line
 
 OPTIONS = ("prompt", "num_tokens", "temperature", "top_k", "top_p")  # fields of config.sampling
 
@@ -51,7 +50,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
   flags.DEFINE_integer("top_k", None, "sample among the k most probable; 0: all", **define)
   flags.DEFINE_float("top_p", None, "sample among the most probable p; 1: all", **define)
   flags.DEFINE_integer("seed", 0, "seed of the sampling", lower_bound=0, **define)
-  return options_lib.parse(values, argv, __doc__, required=("workdir",))
+  return command_line.parse_options(values, argv, __doc__, required=("workdir",))
 
 
 def find_runs(workdir: Path, attention: Optional[str], seed: Optional[int]) -> list[Path]:
@@ -136,5 +135,5 @@ def _visible(character: str) -> str:
 
 
 if __name__ == "__main__":
-  with common.user_errors():
+  with command_line.user_errors():
     main(sys.argv)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
-import json
 from pathlib import Path
 import statistics
 import time
@@ -23,7 +22,7 @@ from ml_collections import ConfigDict
 
 from damcha_jax import reporting
 from damcha_jax.config import freeze
-from damcha_jax.config.study import SETS, StudyConfig, VARIANTS
+from damcha_jax.config.study import StudyConfig, VARIANTS
 from damcha_jax.evaluation.intervals import bootstrap, half_width
 from damcha_jax.reporting import Measurement
 from damcha_jax.training import loop
@@ -38,6 +37,7 @@ from damcha_jax.training.task import Task
 from damcha_jax.training.text_generation import text_generation_task
 from damcha_jax.training.workdir import Workdir
 from damcha_jax.training.writer import format_duration
+from experiments import command_line
 from experiments import common
 
 MAKE_TASK = {"gpt2_enwik8": language_model_task, "image_generation": image_generation_task,
@@ -288,4 +288,4 @@ def _plot(figures: Path, runs: Iterable[Run], rows: list[reporting.Row]) -> None
 
 
 if __name__ == "__main__":
-  common.launch(train_and_evaluate, "study")
+  command_line.launch(train_and_evaluate, "study")

@@ -25,6 +25,7 @@ from damcha_jax.training import loop
 from damcha_jax.training.synthetic import held_out, lane_name, synthetic_task
 from damcha_jax.training.task import Task
 from damcha_jax.training.workdir import Workdir
+from experiments import command_line
 from experiments import common
 
 UNITS = {"accuracy": "1", "nats_per_query": "nats"}
@@ -209,4 +210,4 @@ def _mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-  common.launch(train_and_evaluate, "synthetic")
+  command_line.launch(train_and_evaluate, "synthetic")

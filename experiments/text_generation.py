@@ -24,6 +24,7 @@ from damcha_jax.evaluation.text_quality import text_report
 from damcha_jax.reporting import Measurement
 from damcha_jax.training.text_generation import eval_rows, load_texts, text_generation_task
 from damcha_jax.training.workdir import Workdir, write_arrays
+from experiments import command_line
 from experiments import common
 from experiments import metrics
 
@@ -165,4 +166,4 @@ def _visible(text: str) -> str:
 
 
 if __name__ == "__main__":
-  common.launch(train_and_evaluate, "text_generation")
+  command_line.launch(train_and_evaluate, "text_generation")

@@ -18,6 +18,7 @@ from damcha_jax import reporting
 from damcha_jax.config import freeze
 from damcha_jax.config.theory import TheoryConfig
 from damcha_jax.training.workdir import Workdir
+from experiments import command_line
 from experiments import common
 from experiments import efficiency
 from experiments import theory_figures
@@ -67,4 +68,4 @@ def _by_attention(row: reporting.Row) -> reporting.Row:
 
 
 if __name__ == "__main__":
-  common.launch(train_and_evaluate, "theory")
+  command_line.launch(train_and_evaluate, "theory")

@@ -19,6 +19,7 @@ from damcha_jax.errors import WorkdirError
 from damcha_jax.reporting import Measurement
 from damcha_jax.training.image_classification import image_classification_task, PROBED_SPLIT
 from damcha_jax.training.restore import recorded
+from experiments import command_line
 from experiments import common
 
 UNITS = {"top1": "%", "top5": "%", "nats_per_image": "nats/image"}
@@ -101,4 +102,4 @@ def comparable(config: ImageClassificationConfig) -> bool:
 
 
 if __name__ == "__main__":
-  common.launch(train_and_evaluate, "vit_imagenet")
+  command_line.launch(train_and_evaluate, "vit_imagenet")

@@ -29,8 +29,7 @@ from damcha_jax.training.image_classification import TOP
 from damcha_jax.training.task import Batch
 from damcha_jax.training.workdir import Workdir
 from experiments import analysis_figures
-from experiments import common
-from experiments import options as options_lib
+from experiments import command_line
 from experiments.analysis_runs import Choice, find_runs, Run
 
 MOST_LAYERS, MOST_HEADS = 4, 4
@@ -62,7 +61,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
   flags.DEFINE_integer("index", 0, "of the held-out image", lower_bound=0, **define)
   flags.DEFINE_list("attentions", None, "which, comma-separated; by default all", **define)
   flags.DEFINE_list("seeds", None, "which, comma-separated; by default all", **define)
-  return options_lib.parse(values, argv, __doc__, required=("workdir",))
+  return command_line.parse_options(values, argv, __doc__, required=("workdir",))
 
 
 def _numbers(given: Optional[Sequence[str]]) -> Optional[list[int]]:
@@ -124,5 +123,5 @@ def _look(config: ImageClassificationConfig, run: Run, batch: Batch, name: str,
 
 
 if __name__ == "__main__":
-  with common.user_errors():
+  with command_line.user_errors():
     main(sys.argv)

@@ -9,7 +9,7 @@ import sys
 import jax
 import pytest
 
-from experiments import common
+from experiments import command_line
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,7 +37,7 @@ def test_an_interrupt_while_python_imports_ends_the_program_quietly(tmp_path):
     MemoryError("Unable to allocate 9 TiB"),
     jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")])
 def test_too_little_memory_is_one_line(capsys, error):
-  with pytest.raises(SystemExit) as stopped, common.user_errors():
+  with pytest.raises(SystemExit) as stopped, command_line.user_errors():
     raise error
   line = capsys.readouterr().err
   assert stopped.value.code == 1 and line.count("\n") == 1
@@ -45,7 +45,7 @@ def test_too_little_memory_is_one_line(capsys, error):
 
 
 def test_another_error_of_jax_is_left_alone():
-  with pytest.raises(jax.errors.JaxRuntimeError), common.user_errors():
+  with pytest.raises(jax.errors.JaxRuntimeError), command_line.user_errors():
     raise jax.errors.JaxRuntimeError("INTERNAL: a fault of the program")
 
 

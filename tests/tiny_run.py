@@ -8,7 +8,7 @@ import time
 
 from damcha_jax.config import CheckpointConfig, EvaluationConfig
 from damcha_jax.training import loop
-from experiments import common
+from experiments import command_line
 from tiny_task import TinyConfig, tiny_task
 
 # Slow enough for a signal to come in the middle, with saves and evaluations close to each other.
@@ -17,6 +17,6 @@ CONFIG = TinyConfig(num_steps=80, checkpoint=CheckpointConfig(3, keep_last=2, ke
 
 
 if __name__ == "__main__":
-  with common.user_errors():
+  with command_line.user_errors():
     loop.train(tiny_task(on_batch=lambda step, batch: time.sleep(0.02)), CONFIG, Path(sys.argv[1]),
                seed=0)

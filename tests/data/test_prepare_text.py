@@ -7,7 +7,7 @@ import zipfile
 import pytest
 import tensorflow_datasets as tfds
 
-from damcha_jax.data import prepare, prepare_text, text_pairs
+from damcha_jax.data import prepare, text_pairs
 from damcha_jax.data.text_pairs import Example, Published, load_pairs
 
 CONCEPTS = [f"concept{n}" for n in range(6)]

@@ -16,6 +16,7 @@ from damcha_jax.errors import WorkdirError
 from damcha_jax.training.workdir import Workdir
 from experiments import ablations
 from experiments import ablations_report
+from experiments import command_line
 from experiments import common
 from experiments import evaluate
 from experiments import plan
@@ -144,7 +145,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(capsys, tmp_path, monkeypatch,
   monkeypatch.setattr(sys, "argv", ["ablations", "--config=configs/table4.py:smoke",
                                     f"--workdir={workdir}", *arguments])
   with pytest.raises(SystemExit) as stopped:
-    common.launch(ablations.train_and_evaluate, "ablations")
+    command_line.launch(ablations.train_and_evaluate, "ablations")
   captured = capsys.readouterr()
   assert (stopped.value.code, captured.out) == (status, "")
   assert captured.err.startswith("error: ") and message in captured.err

@@ -8,10 +8,12 @@ import sys
 
 import pytest
 
-FAULTS = """
+from experiments import allocator
+
+FAULTS = f"""
 import resource, sys
 import numpy as np
-from experiments.allocator import keep_freed_memory
+from {allocator.__name__} import keep_freed_memory
 
 if sys.argv[1] == "keep":
   keep_freed_memory()

@@ -19,6 +19,7 @@ from damcha_jax.training.workdir import Workdir
 from experiments import ablations
 from experiments import analysis
 from experiments import analysis_figures
+from experiments import command_line
 from experiments import common
 from experiments import gpt2_enwik8
 from experiments import image_generation
@@ -38,7 +39,7 @@ def _command(capsys, *arguments):
   """Exit status, stdout and stderr."""
   status = 0
   try:
-    with common.user_errors():
+    with command_line.user_errors():
       analysis.main(["analysis", *map(str, arguments)])
   except SystemExit as error:
     status = error.code
@@ -49,7 +50,7 @@ def _train(family, *arguments):
   with pytest.MonkeyPatch.context() as patch:
     patch.chdir(ROOT)
     patch.setattr(sys, "argv", [family.__name__, *map(str, arguments)])
-    common.launch(family.train_and_evaluate, family.__name__.rpartition(".")[2])
+    command_line.launch(family.train_and_evaluate, family.__name__.rpartition(".")[2])
 
 
 def _figures(directory, name):

@@ -13,6 +13,7 @@ from configs import table2
 from damcha_jax.attention import ATTENTIONS
 from damcha_jax.config import freeze
 from damcha_jax.config.efficiency import EfficiencyConfig
+from experiments import command_line
 from experiments import common
 from experiments import efficiency
 from experiments.contender import Contender
@@ -154,7 +155,7 @@ def test_a_bad_config_is_one_line(tmp_path, override, message, monkeypatch, caps
                                     "--config.attentions=mha,damcha", override])
   monkeypatch.chdir(common.PAPER.parents[1])
   with pytest.raises(SystemExit) as stopped:
-    common.launch(efficiency.train_and_evaluate, "efficiency")
+    command_line.launch(efficiency.train_and_evaluate, "efficiency")
   error = capsys.readouterr().err
   assert stopped.value.code == 2 and message in error and error.count("\n") == 1
   assert not (tmp_path / "run").exists()

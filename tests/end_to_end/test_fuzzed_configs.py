@@ -12,6 +12,7 @@ from hypothesis import given, HealthCheck, Phase, settings, strategies
 from ml_collections import ConfigDict
 import pytest
 
+from experiments import command_line
 from experiments import common
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ def _keys(name: str) -> dict[str, object]:
       yield prefix + key, value
       if isinstance(value, ConfigDict):
         yield from walk(value, f"{prefix}{key}.")
-  return dict(walk(common.load_config(str(ROOT / f"configs/{name}.py:smoke")), ""))
+  return dict(walk(command_line.load_config(str(ROOT / f"configs/{name}.py:smoke")), ""))
 
 
 def _values(value: object) -> strategies.SearchStrategy[str]:
@@ -86,7 +87,7 @@ def _check(experiment: str, arguments: list[str], workdir: Path) -> None:
     patch.chdir(workdir.parent)  # data_dir may be anything
     with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
       try:
-        common.launch(module.train_and_evaluate, experiment)
+        command_line.launch(module.train_and_evaluate, experiment)
       except Started:
         return
       except SystemExit as end:

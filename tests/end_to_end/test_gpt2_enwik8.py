@@ -15,7 +15,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import pytest
 
 from damcha_jax.config import ConfigError
-from experiments import common
+from experiments import command_line
 from experiments import gpt2_enwik8
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def _run(capsys, *arguments):
     patch.setattr(sys, "argv", ["gpt2_enwik8", *arguments])
     patch.chdir(ROOT)
     try:
-      common.launch(gpt2_enwik8.train_and_evaluate, "gpt2_enwik8")
+      command_line.launch(gpt2_enwik8.train_and_evaluate, "gpt2_enwik8")
     except SystemExit as error:
       status = error.code
   captured = capsys.readouterr()
@@ -237,7 +237,7 @@ def test_an_interrupt_outside_training_is_one_line(capsys):
 
   with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as error:
     patch.setattr(sys, "argv", ["x", f"--config={ROOT / 'configs/mix.py'}:smoke"])
-    common.launch(interrupted, "gpt2_enwik8")
+    command_line.launch(interrupted, "gpt2_enwik8")
   assert error.value.code == 1
   assert capsys.readouterr().err == "error: interrupted; run the same command again to go on\n"
 
@@ -245,12 +245,12 @@ def test_an_interrupt_outside_training_is_one_line(capsys):
 def test_workdir_defaults_to_experiment_and_config(monkeypatch, tmp_path):
   config = ROOT / "configs" / "text8.py"
   monkeypatch.chdir(tmp_path)
-  _, workdir = common.parse(["x", f"--config={config}:cpu", "--config.batch_size=4"])
+  _, workdir = command_line.parse(["x", f"--config={config}:cpu", "--config.batch_size=4"])
   assert workdir == tmp_path / "runs" / "gpt2_enwik8" / "text8-cpu"
 
 
 def test_overrides_reach_the_config():
-  config, workdir = common.parse([
+  config, workdir = command_line.parse([
       "x", f"--config={ROOT / 'configs/mix.py'}:cpu", "--config.attentions=mha,damcha",
       "--config.seeds=0,1", "--config.batch_size=64", "--config.damcha.widths=8,8",
       "--noconfig.logging.tensorboard", "--workdir=somewhere"])
@@ -268,12 +268,12 @@ def test_overrides_reach_the_config():
 def test_a_file_that_is_no_experiment_says_so(source, message, tmp_path):
   (tmp_path / "own.py").write_text(source)
   with pytest.raises(ConfigError, match=f"own.py': .*{message}.*; name an experiment's file"):
-    common.parse(["gpt2_enwik8", f"--config={tmp_path}/own.py"])
+    command_line.parse(["gpt2_enwik8", f"--config={tmp_path}/own.py"])
 
 
 def test_help_lists_the_flags(capsys):
   with pytest.raises(SystemExit) as error:
-    common.parse(["gpt2_enwik8", "--help"])
+    command_line.parse(["gpt2_enwik8", "--help"])
   assert error.value.code == 0
   output = capsys.readouterr().out
   assert "--config" in output and "--workdir" in output

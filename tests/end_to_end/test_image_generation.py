@@ -12,7 +12,7 @@ import pytest
 
 from damcha_jax.config import ConfigError, ImageMetricsConfig
 from damcha_jax.errors import WorkdirError
-from experiments import common
+from experiments import command_line
 from experiments import evaluate
 from experiments import image_generation
 
@@ -32,7 +32,7 @@ def _run(capsys, *arguments):
     patch.setattr(sys, "argv", ["image_generation", *map(str, arguments)])
     patch.chdir(ROOT)
     try:
-      common.launch(image_generation.train_and_evaluate, "image_generation")
+      command_line.launch(image_generation.train_and_evaluate, "image_generation")
     except SystemExit as error:
       status = error.code
   captured = capsys.readouterr()

@@ -18,7 +18,7 @@ from damcha_jax.models.stack import unstack_layers
 from damcha_jax.sampling import Sampler, row_keys
 from damcha_jax.training import loop, restore
 from damcha_jax.training.language_model import language_model_task
-from experiments import common, export, sample
+from experiments import command_line, common, export, sample
 from tests import lm_run
 from tiny_task import assert_trees_equal
 
@@ -48,7 +48,7 @@ def _command(capsys, *arguments):
   """Exit status, stdout and stderr of the command, run in this process."""
   status = 0
   try:
-    with common.user_errors():
+    with command_line.user_errors():
       sample.main(["sample", *map(str, arguments)])
   except SystemExit as error:
     status = error.code

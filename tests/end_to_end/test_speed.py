@@ -14,7 +14,7 @@ from configs import speed as speed_config
 from damcha_jax.config import freeze
 from damcha_jax.config.efficiency import EfficiencyConfig
 from damcha_jax.models.decoder import init_cache
-from experiments import common
+from experiments import command_line
 from experiments import efficiency
 from experiments import speed
 
@@ -150,7 +150,7 @@ def test_a_bad_config_is_one_line(tmp_path, changes, message, capsys):
                  "num_heads": ({**first, "model": {**first["model"], key: value}},)}[key]
       changes = {"shapes": changed}
     config.speed.update(changes)
-  with pytest.raises(SystemExit) as stopped, common.user_errors():
+  with pytest.raises(SystemExit) as stopped, command_line.user_errors():
     efficiency.train_and_evaluate(config, tmp_path / "run")
   error = capsys.readouterr().err
   assert stopped.value.code == 2 and message in error and error.count("\n") == 1

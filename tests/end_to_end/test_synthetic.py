@@ -10,7 +10,7 @@ import pytest
 from configs import synthetic as synthetic_config
 from damcha_jax.errors import Interrupted, WorkdirError
 from damcha_jax.training import loop
-from experiments import common
+from experiments import command_line
 from experiments import synthetic
 
 
@@ -34,7 +34,7 @@ def _rows(workdir):
 
 def _run(monkeypatch, *arguments):
   monkeypatch.setattr(sys, "argv", ["experiments.synthetic", *arguments])
-  common.launch(synthetic.train_and_evaluate, "synthetic")
+  command_line.launch(synthetic.train_and_evaluate, "synthetic")
 
 
 @pytest.mark.families

@@ -23,6 +23,7 @@ from damcha_jax.origins import origin_of
 from damcha_jax.training.restore import describe_run
 from damcha_jax.training.result import read_result
 from damcha_jax.training.workdir import Workdir
+from experiments import command_line
 from experiments import common
 from experiments import evaluate
 from experiments import text_generation
@@ -69,7 +70,7 @@ def _run(capsys, *arguments):
     patch.setattr(sys, "argv", ["text_generation", *map(str, arguments)])
     patch.chdir(ROOT)
     try:
-      common.launch(text_generation.train_and_evaluate, "text_generation")
+      command_line.launch(text_generation.train_and_evaluate, "text_generation")
     except SystemExit as error:
       status = error.code
   captured = capsys.readouterr()

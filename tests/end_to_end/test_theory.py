@@ -13,6 +13,7 @@ import pytest
 from configs import theory as theory_config
 from damcha_jax.config import freeze
 from damcha_jax.config.theory import TheoryConfig
+from experiments import command_line
 from experiments import common
 from experiments import theory
 from experiments import theory_findings
@@ -81,7 +82,7 @@ def test_a_bad_config_is_one_line(tmp_path, override, message, monkeypatch, caps
                                     f"--workdir={tmp_path / 'run'}", override])
   monkeypatch.chdir(ROOT)
   with pytest.raises(SystemExit) as stopped:
-    common.launch(theory.train_and_evaluate, "theory")
+    command_line.launch(theory.train_and_evaluate, "theory")
   error = capsys.readouterr().err
   assert stopped.value.code == 2 and message in error and error.count("\n") == 1
   assert not (tmp_path / "run").exists()

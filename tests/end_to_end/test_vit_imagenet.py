@@ -16,6 +16,7 @@ import pytest
 from configs import vit_s16
 from damcha_jax.config import ConfigError
 from damcha_jax.errors import DataError
+from experiments import command_line
 from experiments import common
 from experiments import image_pipeline
 from experiments import vit_imagenet
@@ -124,7 +125,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(capsys, tmp_path, monkeypatch,
   monkeypatch.setattr(sys, "argv", ["vit_imagenet", f"--workdir={workdir}", *arguments])
   monkeypatch.chdir(ROOT)
   with pytest.raises(SystemExit) as stopped:
-    common.launch(vit_imagenet.train_and_evaluate, "vit_imagenet")
+    command_line.launch(vit_imagenet.train_and_evaluate, "vit_imagenet")
   captured = capsys.readouterr()
   (line,) = captured.err.splitlines()
   assert (stopped.value.code, captured.out) == (status, "")
@@ -140,7 +141,7 @@ def _trained(tmp_path_factory):
     patch.setattr(sys, "argv", [
         "vit_imagenet", SMOKE, f"--workdir={workdir}", "--config.attentions=mha,damcha",
         "--config.num_steps=1", "--config.optimizer.warmup_steps=0"])
-    common.launch(vit_imagenet.train_and_evaluate, "vit_imagenet")
+    command_line.launch(vit_imagenet.train_and_evaluate, "vit_imagenet")
   return workdir
 
 
@@ -190,7 +191,7 @@ def test_the_pipeline_is_measured_with_and_without_workers(tmp_path, monkeypatch
   monkeypatch.setattr(image_pipeline, "NUM_TIMED", 8)
   monkeypatch.setattr(sys, "argv", [
       "image_pipeline", SMOKE, f"--workdir={tmp_path}", "--config.data.num_workers=1"])
-  common.launch(image_pipeline.train_and_evaluate, "image_pipeline", reads="vit_imagenet")
+  command_line.launch(image_pipeline.train_and_evaluate, "image_pipeline", reads="vit_imagenet")
   rows = json.loads((tmp_path / "summary.json").read_text())["rows"]
   assert [row["variant"] for row in rows] == ["decoded", "decoded and cropped", "augmented",
                                               "1 workers"]

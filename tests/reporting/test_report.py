@@ -11,6 +11,7 @@ import pytest
 
 from damcha_jax.config import ConfigError
 from experiments import claims
+from experiments import command_line
 from experiments import common
 from experiments import document
 from experiments import paper_tables
@@ -237,7 +238,7 @@ def test_commands_that_are_proposed_parse(command, monkeypatch):
   monkeypatch.chdir(ROOT)
   _, _, module, *arguments = shlex.split(command)
   assert (ROOT / (module.replace(".", "/") + ".py")).is_file()
-  common.parse([module, *arguments])
+  command_line.parse([module, *arguments])
 
 
 def test_values_that_differ_from_the_config_file_are_in_the_command(results, monkeypatch):
@@ -245,7 +246,7 @@ def test_values_that_differ_from_the_config_file_are_in_the_command(results, mon
   assert small.command == ("python -m experiments.gpt2_enwik8 --config=configs/enwik8.py:cpu "
                            "--config.num_steps=7 --config.seeds=3,4")
   monkeypatch.chdir(ROOT)
-  config, _ = common.parse(shlex.split(small.command)[2:])
+  config, _ = command_line.parse(shlex.split(small.command)[2:])
   assert config.seeds == (3, 4) and config.num_steps == 7
 
 
@@ -360,7 +361,7 @@ def test_an_analysis_beside_nothing_is_one_line(tmp_path):
 def test_a_broken_or_foreign_summary_is_one_line_that_names_it(tmp_path, capsys, change, message):
   folder = made_up_results.write(tmp_path / "results", "gpt2_enwik8", "mix:cpu", [])
   change(folder)
-  with pytest.raises(SystemExit) as stopped, common.user_errors():
+  with pytest.raises(SystemExit) as stopped, command_line.user_errors():
     report.main(["report", f"--results={tmp_path / 'results'}", f"--out={tmp_path / 'out'}"])
   assert stopped.value.code == 1 and not (tmp_path / "out").exists()
   error = capsys.readouterr().err

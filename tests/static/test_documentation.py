@@ -16,6 +16,7 @@ from damcha_jax.config.efficiency import EfficiencyConfig
 from damcha_jax.config.study import StudyConfig
 from damcha_jax.config.synthetic import SyntheticConfig
 from damcha_jax.config.theory import TheoryConfig
+from experiments import command_line
 from experiments import common
 from tests import documents
 
@@ -66,7 +67,7 @@ def test_documented_command_parses(command, monkeypatch):
   elif hasattr(module := importlib.import_module(arguments[1]), "parse"):
     module.parse(arguments[1:])
   else:
-    config, _ = common.parse(arguments[1:])
+    config, _ = command_line.parse(arguments[1:])
     classes = {**common.CONFIG_CLASSES, "efficiency": EfficiencyConfig, "theory": TheoryConfig,
                "synthetic": SyntheticConfig, "study": StudyConfig}
     freeze(config, classes[config.experiment])

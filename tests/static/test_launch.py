@@ -10,7 +10,7 @@ import sys
 import pytest
 import yaml
 
-from experiments import common
+from experiments import command_line
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,7 +96,7 @@ def test_kubernetes_gives_flags_that_the_experiment_takes(monkeypatch):
   assert container["command"][:2] == ["python", "-m"]
   argv = [*container["command"][2:],
           *(argument.replace("$(PROCESS_ID)", "1") for argument in container["args"])]
-  config, workdir = common.parse(argv)
+  config, workdir = command_line.parse(argv)
   assert argv[0] == f"experiments.{config.experiment}" and str(workdir) == "/shared/mix"
 
 

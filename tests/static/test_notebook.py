@@ -3,7 +3,7 @@
 import ast
 import re
 
-from experiments import common
+from experiments import command_line
 import notebook
 
 
@@ -24,7 +24,7 @@ def test_commands_and_options_exist():
   assert all((notebook.ROOT / "experiments" / f"{module}.py").is_file() for module in modules)
   options = re.findall(r'"(--config\.[^"]+)"', text)
   assert len(options) > 10
-  common.parse(["gpt2_enwik8", f"--config={notebook.ROOT}/configs/mix.py:cpu", *options])
+  command_line.parse(["gpt2_enwik8", f"--config={notebook.ROOT}/configs/mix.py:cpu", *options])
 
 
 def test_the_first_cell_holds_the_parameters():

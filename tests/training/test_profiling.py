@@ -8,7 +8,7 @@ import pytest
 from damcha_jax.config import ConfigError
 from damcha_jax.training import loop
 from damcha_jax.training.profiling import parse_updates, profiled, Profiler
-from experiments import common
+from experiments import command_line
 from tiny_task import TinyConfig, tiny_task
 
 
@@ -68,7 +68,7 @@ def test_other_updates_are_an_error(text):
 
 def test_a_run_keeps_its_trace(tmp_path):
   argv = ["x", "--config=configs/mix.py:smoke", f"--workdir={tmp_path}", "--profile=2-3"]
-  _, _, run = common.parse_all(argv)
+  _, _, run = command_line.parse_all(argv)
   with run:
     loop.train(tiny_task(), TinyConfig(num_steps=4), tmp_path / "run", seed=0)
   (trace,) = (tmp_path / "run" / "profile").rglob("*.xplane.pb")

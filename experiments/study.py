@@ -2,15 +2,18 @@
 
   python -m experiments.study --config=configs/study_cpu.py
 
-Learning rates are tuned first, each variant's over the same factors. Every (set, variant) has a
-folder, which is a workdir of its family; summaries are made from the `result.json` and
-`metrics.jsonl` in them, so the same command makes them again from a copy without checkpoints.
+Learning rates are tuned first, each variant's over the same factors, and beyond them while an end
+is the best. Every (set, variant) has a folder, which is a workdir of its family; summaries are made
+from the `result.json` and `metrics.jsonl` in them, so the same command makes them again from a copy
+without checkpoints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+import contextlib
 import dataclasses
+import math
 from pathlib import Path
 import statistics
 import time
@@ -23,6 +26,7 @@ from ml_collections import ConfigDict
 from damcha_jax import reporting
 from damcha_jax.config import freeze
 from damcha_jax.config.study import StudyConfig, VARIANTS
+from damcha_jax.errors import NonFiniteError
 from damcha_jax.evaluation.intervals import bootstrap, half_width
 from damcha_jax.reporting import Measurement
 from damcha_jax.training import loop
@@ -50,6 +54,7 @@ UNITS_OF = {"gpt2_enwik8": {**UNITS, "bits_per_byte": "bits/byte"},
 EXTENSIBLE = ("sets", "variants", "exploratory", "seeds")
 BASELINES = ("mha", "dcmha", "damcha")
 TUNING = "tuning"
+Scores = dict[tuple[str, float], float]  # by variant and factor
 Key = tuple[str, str, str, Optional[str], int]  # set, variant, split, part of it, seed
 
 
@@ -79,10 +84,7 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
   config = freeze(config, StudyConfig)
   check(config)
   common.claim(Workdir(workdir), config, EXTENSIBLE)
-  tuning = {(variant, factor): run for variant, factor, run in _tuning(config, workdir)}
-  left = sum(len(seeds) for seeds in config.cells.values())
-  _train(list(tuning.values()), left)
-  scores = {key: _validation(run) for key, run in tuning.items()}
+  scores = tune(config, workdir)
   runs = list(_runs(config, workdir, winners(scores)))
   _train(runs, 0)
   if not common.is_primary():
@@ -103,16 +105,44 @@ def check(config: StudyConfig) -> None:
     loop.check(MAKE_TASK[own.experiment](own, own.attentions, seed), own, seed)
 
 
-def _tuning(config: StudyConfig, workdir: Path) -> Iterator[tuple[str, float, Run]]:
+def tune(config: StudyConfig, workdir: Path) -> Scores:
+  """The validation loss of each tuned variant with each factor of its learning rate.
+
+  An end of the grid that is the best is no optimum: the grid goes on beyond it until it is not.
+  """
+  num_cells = sum(len(seeds) for seeds in config.cells.values())
+  factors = {variant: sorted(config.tuning.factors) for variant in config.tuned}
+  scores: Scores = {}
+  while True:
+    runs = {(variant, factor): _tuning_run(config, workdir, variant, factor)
+            for variant, grid in factors.items() for factor in grid
+            if (variant, factor) not in scores}
+    if not runs:
+      return scores
+    _train(list(runs.values()), num_cells, may_diverge=True)
+    scores |= {key: math.inf if run.result() is None else _validation(run)
+               for key, run in runs.items()}
+    for variant, best in winners(scores).items():
+      factors[variant] = _widened(factors[variant], best)
+
+
+def _tuning_run(config: StudyConfig, workdir: Path, variant: str, factor: float) -> Run:
   tuning = config.tuning
-  for variant in config.tuned:
-    for factor in tuning.factors:
-      own = config.family_config(tuning.set, variant, factor, (tuning.seed,))
-      yield variant, factor, Run(tuning.set, f"{variant} x {factor:g}", own, tuning.seed,
-                                 workdir / TUNING / f"{variant}-{factor:g}")
+  own = config.family_config(tuning.set, variant, factor, (tuning.seed,))
+  return Run(tuning.set, f"{variant} x {factor:g}", own, tuning.seed,
+             workdir / TUNING / f"{variant}-{factor:g}")
 
 
-def winners(scores: Mapping[tuple[str, float], float]) -> dict[str, float]:
+def _widened(grid: list[float], best: float) -> list[float]:
+  """The ascending `grid`, with one factor beyond its end if that is `best`; two have no inside."""
+  if len(grid) > 2 and best == grid[0]:
+    return [grid[0]**2 / grid[1], *grid]
+  if len(grid) > 2 and best == grid[-1]:
+    return [*grid, grid[-1]**2 / grid[-2]]
+  return grid
+
+
+def winners(scores: Scores) -> dict[str, float]:
   """The factor with the lowest score, of each variant."""
   best: dict[str, tuple[float, float]] = {}
   for (variant, factor), score in scores.items():
@@ -169,7 +199,7 @@ def _flops(config: Any) -> int:
   return model_flops_per_step(task, params, task.train_source.batch_at(0))
 
 
-def _train(runs: list[Run], num_later: int) -> None:
+def _train(runs: list[Run], num_later: int, may_diverge: bool = False) -> None:
   """Trains what is not trained yet, and says how much is left; `num_later` runs come after."""
   seconds = [result["train_seconds"] for result in map(Run.result, runs) if result]
   for index, run in enumerate(runs):
@@ -179,12 +209,13 @@ def _train(runs: list[Run], num_later: int) -> None:
                    else "")
       common.note(f"{run.name}; runs left: {num_left}{time_left}")
       start = time.monotonic()
-      loop.train(run.task(), run.config, run.directory, run.seed)
+      with contextlib.suppress(NonFiniteError) if may_diverge else contextlib.nullcontext():
+        loop.train(run.task(), run.config, run.directory, run.seed)
       seconds.append(time.monotonic() - start)  # with what is no training: compiling, evaluating
 
 
 def summarize(config: StudyConfig, workdir: Path, runs: list[Run],
-              scores: Mapping[tuple[str, float], float]) -> list[reporting.Row]:
+              scores: Scores) -> list[reporting.Row]:
   """Rows, table and figures of what is trained."""
   measurements = [one for run in runs for one in _measurements(run)]
   losses = {(one.dataset, one.attention, one.split, one.variant, one.seed): one.value
@@ -252,16 +283,14 @@ def _intervals(variant: str, name: str, split: str, metric: str, values: list[fl
                       variant=part, note=note if several else "exploratory: one seed has no spread")
 
 
-def _of_tuning(config: StudyConfig,
-               scores: Mapping[tuple[str, float], float]) -> Iterator[Measurement]:
+def _of_tuning(config: StudyConfig, scores: Scores) -> Iterator[Measurement]:
   chosen = winners(scores)
-  edges = {min(config.tuning.factors), max(config.tuning.factors)}
   for (variant, factor), score in scores.items():
-    note = "chosen" if chosen[variant] == factor else None
-    if note and factor in edges:
-      note = "chosen, at an end of the grid"
-    yield Measurement(variant, config.tuning.set, "validation", "tuning_nats_per_token", score,
-                      "nats/token", config.tuning.seed, f"learning rate x {factor:g}", note)
+    diverged = math.isinf(score)
+    note = "chosen" if chosen[variant] == factor else "diverged" if diverged else None
+    yield Measurement(variant, config.tuning.set, "validation", "tuning_nats_per_token",
+                      None if diverged else score, "nats/token", config.tuning.seed,
+                      f"learning rate x {factor:g}", note)
 
 
 def _plot(figures: Path, runs: Iterable[Run], rows: list[reporting.Row]) -> None:

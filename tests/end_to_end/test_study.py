@@ -1,6 +1,7 @@
 """The study as a user runs it: killed, resumed, grown, and summarised from a copy."""
 
 import json
+import math
 from pathlib import Path
 import shutil
 import signal
@@ -13,6 +14,7 @@ import pytest
 from configs import study_cpu
 from damcha_jax.config import freeze
 from damcha_jax.config.study import StudyConfig, VARIANTS
+from damcha_jax.errors import NonFiniteError
 from experiments import study
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +51,38 @@ def test_the_factor_with_the_lowest_loss_wins():
   scores = {("mha", 0.5): 2.0, ("mha", 1.0): 1.0, ("mha", 2.0): 1.5, ("damcha", 0.5): 0.5,
             ("damcha", 1.0): 0.7}
   assert study.winners(scores) == {"mha": 1.0, "damcha": 0.5}
+
+
+@pytest.mark.parametrize(("losses", "tried"), [
+    ({0.5: 2.0, 1.0: 1.0, 2.0: 1.5}, {0.5, 1.0, 2.0}),
+    ({0.125: 1.2, 0.25: 1.0, 0.5: 2.0, 1.0: 3.0, 2.0: 4.0}, {0.125, 0.25, 0.5, 1.0, 2.0}),
+    ({0.5: 3.0, 1.0: 2.0, 2.0: 1.5, 4.0: None}, {0.5, 1.0, 2.0, 4.0}),
+])
+def test_a_grid_goes_on_until_its_best_factor_is_inside(losses, tried, monkeypatch, tmp_path):
+  def train(task, config, directory, seed):
+    del task, config, seed
+    if losses[float(directory.name.partition("-")[2])] is None:
+      raise NonFiniteError("diverged")
+    directory.mkdir(parents=True)
+
+  def result(run):
+    loss = losses[float(run.directory.name.partition("-")[2])]
+    return run.directory.is_dir() and {
+        "train_seconds": 1.0, "best": {"metrics": {"validation": {"nats_per_token": loss}}}} or None
+
+  config = study_cpu.get_config("smoke")
+  with config.unlocked():
+    config.tuning.factors, config.variants, config.exploratory = (1.0, 2.0, 0.5), "mha", ""
+    config.shift = ""
+  config = freeze(config, StudyConfig)
+  monkeypatch.setattr(study.loop, "train", train)
+  monkeypatch.setattr(study.Run, "result", result)
+  scores = study.tune(config, tmp_path)
+  assert scores == {("mha", factor): math.inf if losses[factor] is None else losses[factor]
+                    for factor in tried}
+  (lost,) = [one for one in study._of_tuning(config, scores) if one.value is None] or [None]
+  assert (lost is not None) == (None in losses.values())
+  assert lost is None or lost.note == "diverged"
 
 
 @pytest.mark.families

@@ -255,8 +255,8 @@ def comparable(metric: str, what: str, tolerance: float = 0.1) -> Callable[[Evid
 
 
 def latency(evidence: Evidence) -> Verdict:
-  """What the forward pass takes here, in units of MHA's."""
-  times, flops = _ratios(evidence, "latency"), _ratios(evidence, "gflops")
+  """What the forward pass takes here, in units of MHA's in the same round."""
+  times, flops = _ratios(evidence, "latency_ratio"), _ratios(evidence, "gflops")
   text = "; ".join(f"{model} {span(values)} and {span(flops[model])}"
                    for model, values in times.items())
   held = [model for model, values in times.items() if max(values) <= 1.1]

@@ -125,6 +125,15 @@ def test_a_claim_may_hold_under_a_condition(tmp_path, narrow, wide, status):
   assert runs.comparable("num_params", "Parameters")(evidence).status == status
 
 
+def test_times_are_those_of_the_same_rounds(tmp_path):
+  """Medians of all rounds may differ by what else the machine did."""
+  rows = [row(name, metric, value, variant="section_5_1")
+          for name, values in (("mha", (1.0, 1.0, 1.0)), ("damcha", (2.0, 1.05, 0.9)))
+          for metric, value in zip(("latency", "latency_ratio", "gflops"), values)]
+  verdict = runs.latency(_evidence(tmp_path, "efficiency", "table2:paper", rows))
+  assert verdict.status == REPRODUCED and "1.05 and 0.9" in verdict.evidence
+
+
 @pytest.mark.parametrize("paper, robust, status", [
     (0.5, 0.6, REPRODUCED), (0.001, 0.6, "holds only under `preset=robust`"),
     (0.001, 0.002, NOT_REPRODUCED)])

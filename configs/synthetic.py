@@ -66,7 +66,7 @@ def paper() -> ml_collections.ConfigDict:
       num_items=16,  # 2^H, so that at full entanglement it takes every head's subspace
       num_queries=4,  # omitted: as above
       num_classes=8,  # omitted: more than above, as retrieval wants the one item
-      separation=48.0,  # omitted: at full entanglement the optimum errs on some 4%
+      separation=48.0,  # omitted: fully entangled, the optimum errs on 3% at D = 16, 1% at 32
       causal=True,  # a sequence read from left to right, as in the paper's decoders (5.1)
       damcha_context="prefix",  # the causal form of the mean
   ))
@@ -87,8 +87,8 @@ def paper() -> ml_collections.ConfigDict:
   for section in ("tha", "dcmha", "colmha", "moa", "mma", "authors"):
     config[section] = base[section]
   config.damcha = base.damcha
-  # A metric for every query. W = 2NH has the parameters of the query and key projections it
-  # replaces; rowsum trains the function of blocks (a learning rate H times larger, see README).
+  # A metric for every query. rowsum trains the function of blocks (a learning rate H times larger,
+  # see README). W is twice the 2NH of other configs; the feed-forward part is narrower for it.
   config.damcha.update(stride=1, parameterization="rowsum", widths=(16,) * 8)
   config.full_width_rank = 1  # omitted: of the update on top of a metric like MHA's
   config.mma.local_window = 8  # half of the items

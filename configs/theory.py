@@ -6,7 +6,7 @@ C.1: multi-head attention as a full-width DAMCHA, to float precision; what rank 
 express, and what the head-slice form cannot. C.2: the excess risk of static metrics beside the
 theorem's lower bound, a generator that is trained, and the assumptions where they fail. D: counted
 operations and parameters and measured times beside the formulas. The inputs are made; nothing is
-downloaded. Two to three minutes on two cores; the same command resumes at the part and seed where
+downloaded. Two to four minutes on two cores; the same command resumes at the part and seed where
 it stopped.
 
   python -m experiments.theory --config=configs/theory.py:smoke

@@ -46,6 +46,13 @@ def test_the_table_covers_every_experiment_that_trains():
       "mix", "enwik8", "text8", "cifar10", "cifar100", "wmt14", "commongen", "vit_s16"}
 
 
+def test_the_sum_for_table_3_is_that_of_its_runs():
+  flops = {name: float(flops) for configs, attention, _, flops, _ in ROWS if attention == "damcha"
+           for name in re.findall(r"`(\w+)`", configs)}
+  total = 5 * sum(flops[name] for name in ("cifar10", "cifar100", "wmt14", "commongen"))
+  assert f"{total:.1e} FLOP in all".replace("e+", "e") in documents.TEXTS["recipes.md"]
+
+
 def test_the_first_losses_are_the_published_ones():
   curve = (documents.ROOT / "results/mix_cpu/first_100_steps.csv").read_text(encoding="utf-8")
   assert len(LOSSES) == 4 and {",".join(row) for row in LOSSES} <= set(curve.splitlines())

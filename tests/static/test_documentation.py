@@ -25,6 +25,8 @@ ROOT = Path(__file__).parents[2]
 
 def _commands() -> list[str]:
   text = [block for name in documents.TEXTS for block in documents.blocks("bash", name)]
+  for prose in (*documents.TEXTS.values(), (ROOT / "results" / "README.md").read_text("utf-8")):
+    text += (" ".join(command.split()) for command in re.findall("`(python -m [^`]+)`", prose))
   for folder in ("configs", "experiments"):
     for path in (ROOT / folder).glob("*.py"):
       text.append(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "")

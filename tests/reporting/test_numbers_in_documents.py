@@ -1,0 +1,88 @@
+"""What documents say of results is what `results/` holds."""
+
+import functools
+import json
+import re
+
+import pytest
+
+from tests.documents import ROOT, TEXTS
+
+
+@functools.cache
+def _rows(folder):
+  summary = json.loads((ROOT / "results" / folder / "summary.json").read_text(encoding="utf-8"))
+  return {(row["dataset"], row["attention"], row["metric"], row["variant"]): row
+          for row in summary["rows"] if row["split"] == "test"}
+
+
+def _value(folder, *key):
+  return _rows(folder)[key]["value"]
+
+
+@pytest.mark.parametrize("folder, dataset, text", [
+    ("cifar10_cpu", "sample_images", "{} nats per token with MHA, {} with DCMHA and {} with"),
+    ("wmt14_cpu", "sample_pairs", "{} with MHA, {} with DCMHA, {} with"),
+    ("commongen_cpu", "sample_concepts", "{}, {} and {}")])
+def test_means_and_spreads_over_seeds(folder, dataset, text):
+  rows = [_rows(folder)[dataset, attention, "nats_per_token", None]
+          for attention in ("mha", "dcmha", "damcha")]
+  ours = text.format(*(f"{row['value']:.3f} ± {row['spread']:.3f}" for row in rows))
+  assert ours in " ".join(TEXTS["README.md"].split())
+
+
+@pytest.mark.parametrize("text, keys", [
+    ("{:.1f} at rank k",
+     [("c2_contexts", "static", "bound_from_rank", "K=1, rank=4, condition=1")]),
+    ("that is {:.1f} of {:.1f}, and adapting is worth the other {:.1f}",
+     [("c2_contexts", "static", "bound_from_rank", "K=4, rank=4, condition=1"),
+      ("c2_contexts", "static", "excess_risk", "K=4, rank=4, condition=1"),
+      ("c2_contexts", "static", "excess_risk", "K=4, rank=16, condition=1")]),
+    ("have {:.0f} where static",
+     [("c2_heterogeneity", "adaptive_head_slice", "excess_risk", "heterogeneity=0")]),
+    ("has {:.0f} if contexts do not differ, and {:.0f} against {:.0f} if they",
+     [("c2_heterogeneity", "static", "excess_risk", "heterogeneity=0"),
+      ("c2_heterogeneity", "adaptive_head_slice", "excess_risk", "heterogeneity=2"),
+      ("c2_heterogeneity", "static", "excess_risk", "heterogeneity=2")]),
+    ("reaches {:.2f} where",
+     [("c2_generator", "trained_generator", "excess_risk", "signal=2")]),
+    ("the trained generator has {:.2f}, the static bound being {:.2f}",
+     [("c2_generator", "trained_generator", "excess_risk", "signal=0"),
+      ("c2_generator", "static", "lower_bound", "rank=16")]),
+    ("{:.2f} near M*, {:.2f} at R=10, {:.4f} at R=1000",
+     [("c2_growth", "softmax", "growth_constant", f"R={radius}") for radius in (0.01, 10, 1000)]),
+    ("0 up to k + 1 = 9 tokens, {:.2f} at 16, {:.2f} at 128",
+     [("c1_head_slice", "damcha_head_slice", "score_residual", f"T={length}")
+      for length in (16, 128)])])
+def test_theory(text, keys):
+  ours = text.format(*(_value("theory", *key) for key in keys))
+  assert ours in " ".join(TEXTS["theory.md"].split())
+
+
+def _gap(task, attention, variant):
+  gap, half = (_value("synthetic_cpu", task, attention, metric, variant)
+               for metric in ("gap_to_mha", "gap_to_mha_ci95"))
+  return f"{gap:+.3f} +- {half:.3f}"
+
+
+def test_accuracies_on_the_synthetic_tasks():
+  """Cells that are empty or name no task go on with the line before."""
+  task = dimension = None
+  found = re.findall(r"^\| *(?:(\w+), (\d+))? *\| ([\d.]+) \| ([\d.]+ \| [\d.]+ \| [\d.]+ \| \S+ "
+                     r"\+- [\d.]+) \|$", TEXTS["synthetic.md"], flags=re.MULTILINE)
+  assert len(found) == 8
+  for *shape, entanglement, cells in found:
+    task, dimension = shape if shape[0] else (task, dimension)
+    variant = f"e{entanglement}_d{dimension}"
+    accuracies = [f"{_value('synthetic_cpu', task, name, 'accuracy', variant):.3f}"
+                  for name in ("optimum", "mha", "damcha")]
+    assert cells == " | ".join((*accuracies, _gap(task, "damcha", variant))), (task, variant)
+
+
+def test_gaps_on_the_synthetic_tasks():
+  found = re.findall(r"^\| `(\w+)` \| (.* \+- .*) \|$", TEXTS["synthetic.md"], flags=re.MULTILINE)
+  assert len(found) == 14
+  for attention, cells in found:
+    assert cells == " | ".join(_gap(task, attention, f"e{entanglement}_d32")
+                               for task in ("classification", "retrieval")
+                               for entanglement in (0, 1)), attention

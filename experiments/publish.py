@@ -3,9 +3,9 @@
   python -m experiments.publish --workdir=runs/theory/theory-paper --out=results/theory
 
 Of the workdir, and of its analysis, it takes the summary, configuration, versions and figures: of
-each the SVG, or where that is large the PNG, or neither, and then names it. Of every run it takes
-configuration, result, and of `metrics.jsonl` all that was evaluated and about `--max_records`
-training steps.
+each the SVG, or where that is large the PNG, or neither, and then names it. Of every run, and of
+every evaluation that a run's checkpoints were put to, it takes configuration, result, and of
+`metrics.jsonl` all that was evaluated and about `--max_records` training steps.
 """
 
 from __future__ import annotations
@@ -60,14 +60,18 @@ def publish(workdir: Path, out: Path, max_records: int) -> None:
   if not (workdir / SUMMARY).is_file():
     raise ResultsError(f"{workdir} has no {SUMMARY}; name a directory whose experiment is done")
   read_results(workdir)
-  with writing(out):
-    for path in (*_of_workdir(workdir), *_of_runs(workdir)):
-      target = out / path.relative_to(workdir)
-      target.parent.mkdir(parents=True, exist_ok=True)
-      if path.name == CURVES:
-        write_atomically(target, _curve(path, max_records))
-      else:
-        shutil.copyfile(path, target)
+  try:
+    with writing(out):
+      for path in (*_of_workdir(workdir), *_of_runs(workdir)):
+        target = out / path.relative_to(workdir)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.name == CURVES:
+          write_atomically(target, _curve(path, max_records))
+        else:
+          shutil.copyfile(path, target)
+  except BaseException:
+    shutil.rmtree(out, ignore_errors=True)  # a part would be taken for the whole, and is in the way
+    raise
   print(f"Published {workdir} in {out}")
 
 
@@ -88,9 +92,15 @@ def _of_runs(folder: Path) -> Iterator[Path]:
     if inner.is_dir() and inner.name not in (CHECKPOINTS, FIGURES):
       if inner.name == ANALYSIS:
         yield from _of_workdir(inner)
-      elif (inner / CURVES).is_file():
+      elif _is_run(inner):
         yield from _files(inner, OF_RUN)
       yield from _of_runs(inner)
+
+
+def _is_run(folder: Path) -> bool:
+  """Whether something was trained there, or evaluated, which leaves no curve."""
+  return (folder / CURVES).is_file() or all((folder / name).is_file()
+                                            for name in ("config.json", "result.json"))
 
 
 def _files(folder: Path, names: Sequence[str]) -> Iterator[Path]:

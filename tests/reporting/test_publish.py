@@ -79,7 +79,19 @@ def test_a_run_that_is_not_done_is_refused(workdir, tmp_path):
     publish.publish(workdir, tmp_path / "out", 9)
 
 
-def test_a_damaged_curve_is_named(workdir, tmp_path):
+def test_what_was_only_evaluated_is_kept(workdir, tmp_path):
+  """Without its result, a copy would need the checkpoints that it does not have."""
+  evaluated = workdir / "shift" / "mha" / "seed0"
+  evaluated.mkdir(parents=True)
+  for name in ("config.json", "result.json"):
+    (evaluated / name).write_text("{}")
+  publish.publish(workdir, tmp_path / "out", 9)
+  assert {"shift/mha/seed0/config.json", "shift/mha/seed0/result.json"} <= _files(tmp_path / "out")
+
+
+def test_a_damaged_curve_is_named_and_nothing_is_left(workdir, tmp_path):
+  """What a failure leaves would be in the way of the same command."""
   (workdir / "mha" / "seed0" / "metrics.jsonl").write_text('{"step": 1')
   with pytest.raises(ResultsError, match="metrics.jsonl is damaged"):
     publish.publish(workdir, tmp_path / "out", 9)
+  assert not (tmp_path / "out").exists()

@@ -237,21 +237,27 @@ def _measurements(run: Run) -> Iterator[Measurement]:
   results = {(run.config.attentions, run.seed): run.result()}
   for one in common.trained(run.config, results, UNITS_OF[run.config.experiment]):
     yield dataclasses.replace(one, attention=run.variant, dataset=run.set)
+  if "final" not in run.result():  # a run that is evaluated on another set was not trained on it
+    return
   losses = list(_training_losses(run).values())
-  if losses:  # a run that is evaluated on another set was not trained on it
+  if not losses:
+    common.note(f"{run.directory / 'metrics.jsonl'} lacks losses up to the last step: the training "
+                f"loss of {run.name} is left out")
+  else:
     last = statistics.fmean(losses[-max(1, len(losses) // 10):])
     for metric, value in (("training_nats_per_token", last),
                           ("generalization_gap", _validation(run) - last)):
       yield Measurement(run.variant, run.set, "train", metric, value, "nats/token", run.seed,
                         note="the last tenth of what is logged, each batch before its update")
-    yield Measurement(run.variant, run.set, "train", "learning_rate",
-                      run.config.optimizer.learning_rate, "1", run.seed)
-    yield Measurement(run.variant, run.set, "train", "num_steps", run.config.num_steps, "1",
-                      run.seed)
+  yield Measurement(run.variant, run.set, "train", "learning_rate",
+                    run.config.optimizer.learning_rate, "1", run.seed)
+  yield Measurement(run.variant, run.set, "train", "num_steps", run.config.num_steps, "1", run.seed)
 
 
 def _training_losses(run: Run) -> dict[int, float]:
-  return recorded(run.directory / "metrics.jsonl", "nats_per_token", "train")
+  """By step; none where the last one is lost, since the others would be taken for the end."""
+  losses = recorded(run.directory / "metrics.jsonl", "nats_per_token", "train")
+  return losses if run.config.num_steps in losses else {}
 
 
 def _differences(losses: Mapping[Key, float]) -> Iterator[Measurement]:
@@ -300,9 +306,9 @@ def _plot(figures: Path, runs: Iterable[Run], rows: list[reporting.Row]) -> None
     by_set.setdefault(run.set, []).append(run)
   for name, members in by_set.items():
     first = members[0].seed
-    curves = {run.variant: list(_training_losses(run).items())
-              for run in members if run.seed == first}
-    if all(curves.values()):
+    losses = {run.variant: _training_losses(run) for run in members if run.seed == first}
+    curves = {variant: list(by_step.items()) for variant, by_step in losses.items() if by_step}
+    if curves:
       reporting.plot_learning_curves(figures / f"{name}-training.png", curves, "nats_per_token",
                                      f"Training loss on {name}, seed {first}")
     chosen = {metric: {row["attention"]: row for row in rows if row["metric"] == metric

@@ -8,6 +8,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -83,6 +84,34 @@ def test_a_grid_goes_on_until_its_best_factor_is_inside(losses, tried, monkeypat
   (lost,) = [one for one in study._of_tuning(config, scores) if one.value is None] or [None]
   assert (lost is not None) == (None in losses.values())
   assert lost is None or lost.note == "diverged"
+
+
+def _trained(folder, logged):
+  """A run of four steps as its files tell of it, of which the losses of the steps `logged` are left.
+  """
+  config = types.SimpleNamespace(
+      experiment="image_generation", attentions="mha", dataset="sample", num_steps=4,
+      optimizer=types.SimpleNamespace(learning_rate=0.1))
+  losses = {"nats_per_token": 2.0, "bits_per_token": 3.0}
+  result = {"name": "mha", "seed": 0, "num_steps": 4, "num_params": 1, "model_flops_per_step": 1,
+            "train_seconds": 1.0, "selection_metric": "nats_per_token", "final": {"step": 4},
+            "best": {"step": 4, "metrics": {"validation": losses, "test": losses}}}
+  (folder / "result.json").write_text(json.dumps(result))
+  (folder / "metrics.jsonl").write_text("".join(
+      json.dumps({"step": step, "split": "train", "nats_per_token": 5.0 - step}) + "\n"
+      for step in logged))
+  return study.Run("images", "mha", config, 0, folder)
+
+
+def test_losses_that_are_lost_are_not_replaced_by_earlier_ones(tmp_path, capsys):
+  found = lambda run: {one.metric: one.value for one in study._measurements(run)}
+  whole = found(_trained(tmp_path, range(1, 5)))
+  assert whole["training_nats_per_token"] == 1.0 and not capsys.readouterr().err
+  for logged in (range(1, 3), ()):
+    torn = found(_trained(tmp_path, logged))
+    assert torn == {metric: value for metric, value in whole.items()
+                    if metric not in ("training_nats_per_token", "generalization_gap")}
+    assert "metrics.jsonl lacks losses up to the last step" in capsys.readouterr().err
 
 
 @pytest.mark.families

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
+import functools
+import logging
 import os
 import sys
 
@@ -48,3 +50,22 @@ def until_nobody_reads() -> Iterator[None]:
   except BrokenPipeError:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed once more at exit
     sys.exit(141)
+
+
+@functools.cache
+def silence_orbax_threads() -> None:
+  """For whoever tells in one line what saving and restoring raise: no error is in the threads alone.
+
+  So neither its logged tracebacks are needed, nor those of other coroutines of an operation that
+  failed, nor of storage callbacks that find its event loop closed.
+  """
+  logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+  previous = sys.unraisablehook
+
+  def hook(unraisable):
+    code = getattr(unraisable.object, "cr_code", None)
+    if str(unraisable.exc_value) != "Event loop is closed" and not (
+        code is not None and "orbax" in code.co_filename):
+      previous(unraisable)
+
+  sys.unraisablehook = hook

@@ -26,7 +26,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from damcha_jax.config import ConfigError
-from damcha_jax.errors import CheckpointError, until_nobody_reads, UserError
+from damcha_jax.errors import CheckpointError, silence_orbax_threads, until_nobody_reads, UserError
 from damcha_jax.files import expanded
 from damcha_jax.interop import gpt2
 from damcha_jax.interop.options import check_values
@@ -159,6 +159,7 @@ def save_converted(output: Path, params: Any, description: Mapping[str, Any]) ->
     CheckpointError: it cannot be written.
   """
   partial = output.with_name(f".{output.name}.{os.getpid()}")
+  silence_orbax_threads()
   try:
     partial.mkdir(parents=True)
     (partial / "model.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
@@ -181,6 +182,7 @@ def load_converted(directory: str | Path) -> Imported:
   """
   directory = expanded(directory).absolute()
   device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  silence_orbax_threads()
   try:
     description = json.loads((directory / "model.json").read_text(encoding="utf-8"))
     targets = jax.tree.map(

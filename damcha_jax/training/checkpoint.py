@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-import functools
-import logging
 from pathlib import Path
 import shutil
-import sys
 import time
 from typing import Any, Optional
 
@@ -17,7 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from damcha_jax.config import CheckpointConfig
-from damcha_jax.errors import CheckpointError
+from damcha_jax.errors import CheckpointError, silence_orbax_threads
 from damcha_jax.training.sharding import path_name
 from damcha_jax.training.state import TrainState
 
@@ -53,7 +50,7 @@ class Checkpointer:
     self._config = config
     self._targets = targets
     self._note = note
-    _silence_orbax_threads()
+    silence_orbax_threads()
     if jax.process_index() == 0:
       _remove_half_written(directory)
     try:
@@ -236,25 +233,6 @@ def _checksum(leaf: jax.Array) -> jax.Array:
     index += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * np.uint32(stride % 2**32)
     stride *= bits.shape[axis]
   return jnp.sum(bits * (2 * index + 1), dtype=jnp.uint32)
-
-
-@functools.cache
-def _silence_orbax_threads() -> None:
-  """Every error of Orbax's threads is raised by `save`, `wait` or `restore` and told in one line.
-
-  So neither its logged tracebacks are needed, nor those of other coroutines of an operation that
-  failed, nor of storage callbacks that find its event loop closed.
-  """
-  logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
-  previous = sys.unraisablehook
-
-  def hook(unraisable):
-    code = getattr(unraisable.object, "cr_code", None)
-    if str(unraisable.exc_value) != "Event loop is closed" and not (
-        code is not None and "orbax" in code.co_filename):
-      previous(unraisable)
-
-  sys.unraisablehook = hook
 
 
 def one_line(error: BaseException) -> str:

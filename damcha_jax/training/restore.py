@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from damcha_jax.config import DecoderConfig
-from damcha_jax.errors import CheckpointError, WorkdirError
+from damcha_jax.errors import CheckpointError, silence_orbax_threads, WorkdirError
 from damcha_jax.models.decoder import DecoderLM, init_params, make_decoder
 from damcha_jax.models.stack import unstack_layers
 from damcha_jax.training.checkpoint import checksums, one_line
@@ -153,6 +153,7 @@ def restore_step(directory: Path, step: int, abstract_params: PyTree) -> PyTree:
   Raises:
     CheckpointError: it is missing, unreadable, or its checksums differ.
   """
+  silence_orbax_threads()
   path = directory / "checkpoints" / str(step)
   item = {"params": abstract_params}
   try:

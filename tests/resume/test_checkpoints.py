@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+from pathlib import Path
 import resource
 import shutil
 import signal
@@ -23,7 +24,8 @@ from damcha_jax.errors import CheckpointError, Interrupted, WorkdirError
 from damcha_jax.training import loop
 from damcha_jax.training.checkpoint import Checkpointer, checksums
 from damcha_jax.training.state import TrainState
-from tiny_task import TinyConfig, assert_trees_equal, tiny_task
+from tests.resume import faults
+from tiny_task import TinyConfig, assert_trees_equal, run_script, tiny_task
 
 
 def _state(step):
@@ -285,3 +287,16 @@ def test_a_signal_before_the_first_step_saves_step_zero(tmp_path):
     loop.train(tiny_task(on_batch=terminate), config, tmp_path, seed=0)
   assert (tmp_path / "checkpoints" / "0").is_dir()
   assert loop.train(tiny_task(), config, tmp_path, seed=0)["num_steps"] == 2
+
+
+@pytest.mark.families
+def test_a_reader_tells_of_a_damaged_checkpoint_in_one_line(tmp_path):
+  """Orbax's threads would add the tracebacks of callbacks that find their event loop closed."""
+  loop.train(tiny_task(), TinyConfig(), tmp_path, seed=0)
+  *_, before, last = faults.completed(tmp_path)
+  manifest = tmp_path / "checkpoints" / str(last) / "state" / "manifest.ocdbt"
+  manifest.write_bytes(manifest.read_bytes()[:-9])
+  process = run_script(Path(__file__).with_name("read_params.py"), tmp_path)
+  note, step = process.stdout.splitlines()
+  assert f"{last} is unreadable" in note and step == str(before)
+  assert not process.stderr

@@ -85,7 +85,10 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
   check(config)
   common.claim(Workdir(workdir), config, EXTENSIBLE)
   scores = tune(config, workdir)
-  runs = list(_runs(config, workdir, winners(scores)))
+  factors = winners(scores)
+  for (name, variant), own in _cells(config, factors).items():
+    common.claim(Workdir(workdir / name / variant), own)
+  runs = list(_runs(config, workdir, factors))
   _train(runs, 0)
   if not common.is_primary():
     return []

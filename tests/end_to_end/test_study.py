@@ -16,7 +16,7 @@ from configs import study_cpu
 from damcha_jax.config import freeze
 from damcha_jax.config.study import StudyConfig, VARIANTS
 from damcha_jax.errors import NonFiniteError
-from experiments import study
+from experiments import analysis_runs, study
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "experiments.study", "--config=configs/study_cpu.py:smoke",
@@ -164,6 +164,10 @@ def test_a_killed_study_resumes_grows_and_is_summarised_from_a_copy(tmp_path):
   assert _value(rows, "mha", "text to text8", "nats_per_token") != _value(
       rows, "mha", "text", "nats_per_token")
   assert (workdir / "figures" / "mix-minus-mha.svg").is_file()
+
+  # What looks into runs takes a cell as it takes any workdir.
+  _, analysed = analysis_runs.find_runs(workdir / "concepts" / "damcha", analysis_runs.Choice())
+  assert [(run.attention, run.seed) for run in analysed] == [("damcha", 0), ("damcha", 1)]
 
   # Without checkpoints, as results are published, the same tables come from what is recorded.
   copy = tmp_path / "copy"

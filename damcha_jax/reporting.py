@@ -166,7 +166,7 @@ def _plot(path: Path, curves: Mapping[str, Sequence[tuple[float, float]]], quant
   axes.set(title=title, xlabel=quantity, ylabel=metric.replace("_", " "), xscale=scale,
            yscale=scale)
   if scale == "linear":
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=(1, 2, 2.5, 5, 10)))
   if len(curves) > 6:  # more would hide the lines
     figure.legend(loc="outside right upper")
   elif curves:

@@ -181,3 +181,10 @@ def test_an_image_grid_shows_every_image_in_its_place(tmp_path):
   centers = pixels[height // 4 :: height // 2, width // 8 :: width // 4, 0]
   assert centers.tolist() == [[0, 30, 60, 90], [120, 150, 180, 255]]
   assert pixels[0, 0].tolist()[:3] == [128, 128, 128]  # a line that white images are told apart by
+
+
+def test_steps_are_marked_at_round_numbers(tmp_path, monkeypatch):
+  drawn = []
+  monkeypatch.setattr(reporting, "_save", lambda figure, path: drawn.append(figure))
+  reporting.plot_learning_curves(tmp_path / "a.png", {"mha": [(300, 3.0), (900, 2.0)]}, "loss")
+  assert {tick % 100 for tick in drawn[0].axes[0].get_xticks()} == {0}

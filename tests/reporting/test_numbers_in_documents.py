@@ -2,10 +2,12 @@
 
 import functools
 import json
+import math
 import re
 
 import pytest
 
+from configs import speed
 from tests.documents import ROOT, TEXTS
 
 
@@ -57,6 +59,22 @@ def test_means_and_spreads_over_seeds(folder, dataset, text):
 def test_theory(text, keys):
   ours = text.format(*(_value("theory", *key) for key in keys))
   assert ours in " ".join(TEXTS["theory.md"].split())
+
+
+def test_speeds():
+  """Of several decoders the figure that is furthest from the aim, and the aim is on its side."""
+  summary = json.loads((ROOT / "results" / "speed" / "summary.json").read_text(encoding="utf-8"))
+  found = re.findall(r"^\| ([\w ]+) \| (\w+) \| (\w+) \| (at \w+) [\d.]+ \| (?:at \w+ )?([\d.]+) "
+                     r"\|$", speed.__doc__, flags=re.MULTILINE)
+  assert len(found) == 13
+  for variant, metric, decoder, side, here in found:
+    values = [row["value"] for row in summary["rows"]
+              if row["metric"] == metric and decoder in (row["attention"], "all")
+              and variant in (row["variant"], "all with steps")]
+    worst = max(values) if side == "at most" else min(values)
+    digits = len(here.partition(".")[2])
+    rounded = worst if digits else math.floor(worst)
+    assert here == f"{rounded:.{digits}f}", (variant, metric)
 
 
 def _gap(task, attention, variant):

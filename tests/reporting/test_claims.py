@@ -142,6 +142,17 @@ def test_adaptivity_is_judged_by_preset(tmp_path, paper, robust, status):
   assert runs.adapts(_evidence(tmp_path, "study", "study_cpu:paper", rows)).status == status
 
 
+@pytest.mark.parametrize(("value", "spread", "status"), [
+    (0.9, 0.01, claims.REPRODUCED), (0.72, 0.01, claims.UNDECIDED), (0.5, 0.01, claims.NOT_REPRODUCED),
+    (0.9, 0.1, claims.UNDECIDED), (0.9, None, claims.REPRODUCED)])
+def test_layers_agree_beyond_the_interval_over_seeds(tmp_path, value, spread, status):
+  """Of two layers, orthogonal gradients give 0.707."""
+  rows = [row("damcha", "grad_norm_own_generator", 1.0, variant=f"step 9, layer {layer}")
+          for layer in range(2)]
+  rows += [row("damcha", "grad_alignment", value, variant="step 9", spread=spread)]
+  assert runs.layers_agree(_evidence(tmp_path, "analysis", "mix:cpu", rows)).status == status
+
+
 def _table2(value):
   return [row(f"authors_{name.lower()}", "peak_memory", 2.0, dataset="wmt14", variant=None)
           for name in ("THA", "DCMHA")] + [row("damcha", "peak_memory", value, dataset="wmt14")]

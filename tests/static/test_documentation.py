@@ -30,7 +30,8 @@ def _commands() -> list[str]:
   for folder in ("configs", "experiments"):
     for path in (ROOT / folder).glob("*.py"):
       text.append(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "")
-  lines = [line.split("  #")[0].strip() for line in "\n".join(text).splitlines()]
+  lines = [command.strip() for line in "\n".join(text).splitlines()
+           for command in line.split("  #")[0].split(" && ")]
   return sorted({line for line in lines if re.match(r"(python|bash|pip) ", line)})
 
 

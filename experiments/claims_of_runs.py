@@ -372,5 +372,5 @@ def layers_agree(evidence: Evidence) -> Verdict:
     status = UNDECIDED
   return Verdict(
       status, f"The layers' gradients add up to {with_spread(row)} of the sum of their lengths at "
-      f"{row['variant']} on {row['dataset']}: 1 where all point one way, {number(orthogonal)} where "
-      f"{num_layers} of equal length are orthogonal.")
+      f"{row['variant']} on {row['dataset']}: 1 where all point one way, {number(orthogonal)} "
+      f"where {num_layers} of equal length are orthogonal.")

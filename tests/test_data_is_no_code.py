@@ -24,7 +24,7 @@ MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "she
            "yaml"}
 ADMITTED = {("damcha_jax/interop/tensor_files.py", "pickle"),
             ("damcha_jax/interop/tensor_files.py", "_Unpickler"),
-            ("experiments/common.py", "exec_module")}
+            ("experiments/command_line.py", "exec_module")}
 
 
 def _uses(path):

@@ -204,7 +204,7 @@ def _keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:
 
 
 def parse_options(values: flags.FlagValues, argv: Sequence[str], doc: str,
-          required: Sequence[str] = ()) -> flags.FlagValues:
+                  required: Sequence[str] = ()) -> flags.FlagValues:
   """`values`, parsed; `--help` prints `doc` and what they are.
 
   Raises:

@@ -45,6 +45,38 @@ def test_the_table_of_losses():
     assert not losses or column == "mix of texts"  # where further variants are elsewhere
 
 
+def test_what_is_said_of_the_mix():
+  losses = _rows("cpu")
+  interval = [losses["mix", "damcha", metric, None]["value"]
+              for metric in ("nats_minus_mha", "nats_minus_mha_ci95")]
+  names = ("mha", "dcmha", "damcha")
+  bits = [losses["mix", name, "bits_per_byte", None]["value"] for name in names]
+  sizes = [_num_params("cpu")[name] / 1e3 for name in names]
+  text = " ".join(TEXTS["README.md"].split())
+  for ours in ("behind MHA by {:.3f} ± {:.3f} nats".format(*interval),
+               "{:.3f} for MHA, {:.3f} for DCMHA and {:.3f} for DAMCHA".format(*bits),
+               "with {:.0f}k, {:.0f}k and {:.0f}k parameters".format(*sizes)):
+    assert ours in text
+
+
+def _num_params(folder):
+  summary = json.loads((ROOT / "results" / folder / "summary.json").read_text(encoding="utf-8"))
+  return {row["attention"]: row["value"] for row in summary["rows"]
+          if row["metric"] == "num_params"}
+
+
+def test_how_far_parameters_are_matched():
+  excess = {}
+  for folder in ("cpu", "cifar10_cpu", "wmt14_cpu", "commongen_cpu"):
+    others = {} if folder == "cpu" else _num_params(f"{folder}_others")
+    sizes = _num_params(folder) | others
+    for name, size in sizes.items():
+      excess.setdefault(name, []).append(size / sizes["mha"] - 1)
+  assert f"{max(excess.pop('authors_moa')):.0%} more" in " ".join(TEXTS["README.md"].split())
+  furthest = max(abs(one) for several in excess.values() for one in several)
+  assert f"within {furthest:.0%} of MHA's" in TEXTS["README.md"]
+
+
 @pytest.mark.parametrize("text, keys", [
     ("{:.1f} at rank k",
      [("c2_contexts", "static", "bound_from_rank", "K=1, rank=4, condition=1")]),

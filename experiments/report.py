@@ -1,10 +1,12 @@
 """One page of all results: the paper's tables beside ours, figures, and what became of its claims.
 
   python -m experiments.report --results=results --out=runs/report
-  python -m experiments.report --results=results --out=runs/report --claims=docs/claims.md
+  python -m experiments.report --results=results --out=runs/report --claims=docs/claims.md \
+      --study=docs/study.md
 
 Reads every `summary.json` under `--results` and writes `index.html`, which needs no other file,
-`report.md` and `claims.md` into `--out`; `--claims` writes the claims to another place as well.
+`report.md`, `claims.md` and `study.md` into `--out`; `--claims` and `--study` write the paper's
+claims and the study's answers to another place as well.
 Every table and figure names the command that makes it; a cell of the paper that no result fills
 has the command that would.
 """
@@ -23,6 +25,7 @@ from damcha_jax.training.workdir import write_atomically, writing
 from experiments import claims
 from experiments import command_line
 from experiments import paper_tables
+from experiments import questions
 from experiments.claims import number
 from experiments.document import (Block, Figure, Folded, Heading, Paragraph, Table, to_html,
                                   to_markdown)
@@ -31,6 +34,7 @@ from experiments.results import FIGURES, Result, SMOKE, read_results
 
 TITLE = "DAMCHA: the paper's results beside ours"
 CLAIMS_TITLE = "What became of the paper's claims"
+STUDY_TITLE = "What the study answers"
 ABSENT = "–"
 # How a unit of a summary reads behind a number.
 UNITS = {"1": "", "0 .. 100": "of 100", "squared error of the range": "of the squared range"}
@@ -39,14 +43,18 @@ UNITS = {"1": "", "0 .. 100": "of 100", "squared error of the range": "of the sq
 def main(argv: Sequence[str]) -> None:
   values = parse(argv)
   results, out = read_results(Path(values.results)), Path(values.out)
-  judged = claims.judge(CLAIMS, results, paper_tables.read_paper())
-  blocks = report(results, judged)
+  paper = paper_tables.read_paper()
+  judged = claims.judge(CLAIMS, results, paper)
+  answers = questions.blocks(results, paper)
+  blocks = report(results, judged, answers)
   with writing(out):
     out.mkdir(parents=True, exist_ok=True)
   write_atomically(out / "index.html", to_html(TITLE, blocks))
   write_atomically(out / "report.md", to_markdown(TITLE, blocks, out))
   for path in filter(None, (out / "claims.md", values.claims and Path(values.claims))):
     write_atomically(path, claims_page(judged))
+  for path in filter(None, (out / "study.md", values.study and Path(values.study))):
+    write_atomically(path, study_page(answers, path.parent))
   print(f"{len(results)} results and {len(judged)} claims are in {out / 'index.html'}")
 
 
@@ -56,6 +64,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
   flags.DEFINE_string("results", "results", "the folder of results or workdirs", **define)
   flags.DEFINE_string("out", None, "name a folder for the report, such as runs/report", **define)
   flags.DEFINE_string("claims", None, "another file for the claims", **define)
+  flags.DEFINE_string("study", None, "another file for the study's answers", **define)
   return command_line.parse_options(values, argv, __doc__, required=("out",))
 
 
@@ -64,8 +73,14 @@ def claims_page(judged: Sequence[claims.Judged]) -> str:
   return to_markdown(CLAIMS_TITLE, claims.as_blocks(judged), Path())
 
 
-def report(results: Sequence[Result], judged: Sequence[claims.Judged]) -> list[Block]:
-  """The page: tables, claims, figures, and every row."""
+def study_page(answers: Sequence[Block], folder: Path) -> str:
+  """`docs/study.md`, for a file in `folder`."""
+  return to_markdown(STUDY_TITLE, answers, folder)
+
+
+def report(results: Sequence[Result], judged: Sequence[claims.Judged],
+           answers: Sequence[Block]) -> list[Block]:
+  """The page: tables, claims, the study, figures, and every row."""
   blocks: list[Block] = [Paragraph(
       "Every table of the paper with the figures of this project, its claims, and all that was "
       "measured. A row is **comparable** where data and size are the paper's; elsewhere the "
@@ -79,6 +94,7 @@ def report(results: Sequence[Result], judged: Sequence[claims.Judged]) -> list[B
       blocks += _part(part, found)
   blocks += [Heading(2, "Table 7: complexity"), *_table7(results)]
   blocks += [Heading(2, CLAIMS_TITLE), *claims.as_blocks(judged)]
+  blocks += [Heading(2, STUDY_TITLE), *answers]
   blocks += [Heading(2, "Figures"), *_figures(results)]
   blocks += [Heading(2, "All rows"), *_all_rows(results)]
   return blocks
@@ -183,6 +199,8 @@ def _figures(results: Sequence[Result]) -> Iterator[Block]:
     yield Paragraph("None of these results has figures.")
   for result in results:
     for path in result.figures:
+      if path.name.startswith(questions.PREFIX):  # which is beside its answer
+        continue
       name = path.relative_to(result.folder / FIGURES).with_suffix("").as_posix()
       title = name.replace("/", ", ").replace("_", " ").replace("-", ", ")
       yield Figure(path, f"Figure of {result.experiment} at {result.config}: {title}",

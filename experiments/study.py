@@ -43,6 +43,7 @@ from damcha_jax.training.workdir import Workdir
 from damcha_jax.training.writer import format_duration
 from experiments import command_line
 from experiments import common
+from experiments import questions
 
 MAKE_TASK = {"gpt2_enwik8": language_model_task, "image_generation": image_generation_task,
              "text_generation": text_generation_task}
@@ -52,7 +53,7 @@ UNITS_OF = {"gpt2_enwik8": {**UNITS, "bits_per_byte": "bits/byte"},
             "image_generation": {**UNITS, "bits_per_token": "bits/token"},
             "text_generation": UNITS}
 EXTENSIBLE = ("sets", "variants", "exploratory", "seeds")
-BASELINES = ("mha", "dcmha", "damcha")
+BASELINES = ("mha", "dcmha", "damcha", "damcha_robust")
 TUNING = "tuning"
 Scores = dict[tuple[str, float], float]  # by variant and factor
 Key = tuple[str, str, str, Optional[str], int]  # set, variant, split, part of it, seed
@@ -230,6 +231,7 @@ def summarize(config: StudyConfig, workdir: Path, runs: list[Run],
   reporting.write_summary(workdir / "summary.json", config.experiment,
                           f"{config.name}:{config.size}", rows)
   _plot(workdir / "figures", runs, rows)
+  questions.plot(workdir / "figures", rows)
   printed = {"nats_per_token", "bits_per_byte", "num_params", "nats_minus_mha", "nats_minus_damcha"}
   common.print_rows([row for row in rows if row["split"] != "validation"], printed, False, workdir)
   return rows

@@ -163,7 +163,8 @@ def test_a_killed_study_resumes_grows_and_is_summarised_from_a_copy(tmp_path):
   # Tested on another set than the one that it was trained on.
   assert _value(rows, "mha", "text to text8", "nats_per_token") != _value(
       rows, "mha", "text", "nats_per_token")
-  assert (workdir / "figures" / "mix-minus-mha.svg").is_file()
+  for name in ("mix-minus-mha", "question-baselines", "question-flops"):
+    assert (workdir / "figures" / f"{name}.svg").is_file()
 
   # What looks into runs takes a cell as it takes any workdir.
   _, analysed = analysis_runs.find_runs(workdir / "concepts" / "damcha", analysis_runs.Choice())

@@ -15,6 +15,7 @@ from experiments import command_line
 from experiments import common
 from experiments import document
 from experiments import paper_tables
+from experiments import questions
 from experiments import report
 from experiments.paper_claims import CLAIMS
 from experiments.results import ResultsError, read_results
@@ -38,7 +39,8 @@ def results(tmp_path):
 
 
 def _report(results):
-  return report.report(results, claims.judge(CLAIMS, results, PAPER))
+  return report.report(results, claims.judge(CLAIMS, results, PAPER),
+                       questions.blocks(results, PAPER))
 
 
 def _blocks(blocks, kind):
@@ -395,15 +397,22 @@ def test_options_are_checked():
 def test_all_files_are_written(tmp_path, results):
   root = results[0].folder.parent
   report.main(["report", f"--results={root}", f"--out={tmp_path / 'out'}",
-               f"--claims={tmp_path / 'claims.md'}"])
+               f"--claims={tmp_path / 'claims.md'}", f"--study={tmp_path / 'study.md'}"])
   out = tmp_path / "out"
-  assert {path.name for path in out.iterdir()} == {"index.html", "report.md", "claims.md"}
-  assert (tmp_path / "claims.md").read_text() == (out / "claims.md").read_text()
+  assert {path.name for path in out.iterdir()} == {"index.html", "report.md", "claims.md",
+                                                   "study.md"}
+  for name in ("claims.md", "study.md"):
+    assert (tmp_path / name).read_text() == (out / name).read_text()
   link = re.search(r"!\[.*\]\((.*)\)", (out / "report.md").read_text())[1]
   assert (out / link).is_file()
 
 
-def test_the_claims_in_the_docs_are_those_of_the_results():
-  judged = claims.judge(CLAIMS, read_results(ROOT / "results"), PAPER)
-  assert (ROOT / "docs" / "claims.md").read_text(encoding="utf-8") == report.claims_page(judged), (
-      f"docs/claims.md is out of date; run {claims.REPORT} --claims=docs/claims.md")
+def test_claims_and_answers_in_the_docs_are_those_of_the_results():
+  results = read_results(ROOT / "results")
+  judged = claims.judge(CLAIMS, results, PAPER)
+  answers = questions.blocks(results, PAPER)
+  docs = ROOT / "docs"
+  for name, page in {"claims": report.claims_page(judged),
+                     "study": report.study_page(answers, docs)}.items():
+    assert (docs / f"{name}.md").read_text(encoding="utf-8") == page, (
+        f"docs/{name}.md is out of date; run {claims.REPORT} --{name}=docs/{name}.md")

@@ -1,0 +1,289 @@
+"""The study's questions: each with an answer computed from its rows, a table and a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+import math
+from pathlib import Path
+import statistics
+from typing import Any, NamedTuple, Optional
+
+from damcha_jax import reporting
+from damcha_jax.config.study import VARIANTS
+from damcha_jax.evaluation.intervals import student_quantile
+from damcha_jax.reporting import Row
+from experiments import claims_of_study as study
+from experiments import paper_tables
+from experiments.claims import Absent, Evidence, number, some, with_spread
+from experiments.document import Block, Figure, Heading, Paragraph, Table
+from experiments.results import by_size, FIGURES, Result, SMOKE
+
+LOSS, MINUS = "nats_per_token", "nats_minus_"
+ABSENT = "–"
+PREFIX = "question-"  # of figures
+_PARTS = {
+    "damcha_static": "without a generator: one learned metric for all inputs",
+    "damcha_unshared": "without sharing: a generator for each layer",
+    "damcha_stack": "with one metric for all layers",
+    "damcha_diagonal": "without the sum over heads: diagonal blocks alone, in training as well",
+    "damcha_initializer": "with initial values that keep the variance",
+    "damcha_residual": "with a residual generator",
+    "damcha_normalized": "with a normalized context",
+    "damcha_robust": "with all three of these (`robust`)",
+    "damcha_prefix": "with a metric for each token (stride 1)"}
+
+
+class Comparison(NamedTuple):
+  """A variant's test loss less a baseline's."""
+
+  name: str
+  set: str
+  variant: str
+  baseline: str
+
+
+class Question(NamedTuple):
+  """What is asked.
+
+  Attributes:
+    key: of its figure, `figures/question-<key>.svg`.
+    text: the question.
+    comparisons: what answers it.
+    reading: what they can tell and what not.
+    also: what other rows add.
+  """
+
+  key: str
+  text: str
+  comparisons: tuple[Comparison, ...]
+  reading: str = ""
+  also: tuple[study.Say, ...] = ()
+
+
+class Difference(NamedTuple):
+  """How a comparison came out; below 0 the variant is the better one.
+
+  Attributes:
+    comparison: which.
+    losses: the rows of the variant and of the baseline.
+    value: the mean difference.
+    half: of its 95% interval; None where nothing tells how much seeds differ.
+    seeds: the number of pairs.
+  """
+
+  comparison: Comparison
+  losses: tuple[Row, Row]
+  value: float
+  half: Optional[float]
+  seeds: int
+
+  @property
+  def verdict(self) -> str:
+    if self.half is None:
+      return "one seed"
+    return ("lower" if self.value < -self.half else "higher" if self.value > self.half
+            else "undecided")
+
+  def __str__(self) -> str:
+    half = "" if self.half is None else f" ± {self.half:.2g}"
+    return f"{self.comparison.name} {self.value:+.3g}{half}"
+
+
+def _each(variants: Mapping[str, str], baseline: str) -> tuple[Comparison, ...]:
+  """Variants on the mix, by how they read."""
+  return tuple(Comparison(name, "mix", variant, baseline) for variant, name in variants.items())
+
+
+def _over_sets(names: Sequence[str], variants: Sequence[str], baselines: Sequence[str],
+               ) -> tuple[Comparison, ...]:
+  return tuple(Comparison(f"`{variant}` less `{baseline}` on {name}", name, variant, baseline)
+               for name in names for variant in variants for baseline in baselines)
+
+
+def of_future(evidence: Evidence) -> str:
+  """The paper's margins over multi-head attention, beside which a leak can be seen."""
+  margins = []
+  for name, cells in evidence.paper["table5"].items():
+    losses = cells["cross_entropy"]
+    margins.append(f"{losses['DAMCHA'] - losses['MHA']:+.2f} on {name} "
+                   f"({100 * (losses['DAMCHA'] / losses['MHA'] - 1):+.1f}%)")
+  return (f"The paper's margins of DAMCHA over multi-head attention (Table 5), in its unit: "
+          f"{', '.join(margins)}.")
+
+
+def of_blocks(evidence: Evidence) -> str:
+  """How far training moves the blocks of a row together, and apart."""
+  found = {metric: [row["value"] for row in evidence.rows("analysis", metric=metric,
+                                                          attention="damcha")]
+           for metric in ("block_drift", "block_spread_max")}
+  moved, apart = (max(values) for values in found.values())
+  return (f"Where all blocks are stored, training moved them by up to {number(moved)} (root mean "
+          f"square) and those of one row apart by at most {apart:.2g}: their sum alone is learned.")
+
+
+def of_ablation(evidence: Evidence) -> str:
+  """Blocks left out at inference, beside a control that leaves out as many."""
+  lines = {inference: evidence.rows("ablations", metric=LOSS, split="test", inference=inference)
+           for inference in ("full", "off_diagonal", "diagonal", "shifted")}
+  return "; ".join(f"{name}: {some([with_spread(row) for row in rows])}"
+                   for name, rows in lines.items()) + "."
+
+
+QUESTIONS = (
+    Question("baselines", "Does DAMCHA beat MHA and DCMHA at matched parameters?",
+             _over_sets(("mix", "images", "pairs", "concepts"), ("damcha",), study.BASELINES)),
+    Question("mixture", "Does the gain grow on the mixture, as the paper says?",
+             _over_sets((*study.TEXTS, "mix_decontaminated"), ("damcha",), study.BASELINES),
+             "`mix_decontaminated` lacks passages of the validation and test parts that training "
+             "has word for word in its other half.", (study.on_mixture,)),
+    Question("shift", "Does DAMCHA cope better with a shift of the distribution?",
+             _over_sets((study.SHIFT, "text"), ("damcha", "damcha_robust"), ("mha",)),
+             "Trained on text and tested on text8-style text."),
+    Question("parts", "Which part of the method matters?", _each(_PARTS, "damcha"),
+             "Each line changes DAMCHA in one respect, so a higher loss says that the respect "
+             "helps it as it is."),
+    Question("blocks", "What do `blocks` and `rowsum` differ in after training?",
+             (Comparison("`blocks` less `rowsum`", "mix", "damcha_blocks", "damcha"),),
+             "Initial values are drawn for other shapes, so the runs begin at other points.",
+             (of_blocks,)),
+    Question("future", "How far does a look into the future lower the loss?",
+             (Comparison("DAMCHA with the context of the whole sequence", "mix", "damcha_future",
+                         "damcha"),
+              Comparison("the authors' MMA with its heads that see the future", "mix",
+                         "authors_mma_future", "authors_mma")),
+             "These models see what they predict, and their losses are no results.",
+             (of_future,)),
+    Question("own", "Do variants of our own do better?", _each({
+        "damcha_full_width": "full width, a low-rank update of MHA's metric",
+        "damcha_full_width_robust": "the same with `robust`",
+        "damcha_mixed": "mixed slices",
+        "damcha_mixed_robust": "mixed slices with `robust`",
+        "damcha_decayed": "a context that fades, with `robust`",
+        "damcha_mixed_decayed": "mixed slices and a context that fades, with `robust`"}, "damcha")
+             + tuple(Comparison(f"`{name}` less `mha`", "mix", name, "mha")
+                     for name in ("damcha_full_width", "damcha_full_width_robust"))),
+    Question("robust", "Is the `robust` preset better than the paper's?",
+             _over_sets(study.SETS, ("damcha_robust",), ("damcha",))),
+    Question("flops", "And at matched FLOPs?", _each({
+        "damcha_flops": "`damcha`, trained for as many FLOPs as `mha`",
+        "damcha_robust_flops": "`damcha_robust`, trained for as many FLOPs as `mha`"}, "mha"),
+             "DAMCHA's step takes fewer FLOPs by the paper's count, so it gets more steps."),
+    Question("others", "Where are the other attentions?",
+             _each({name: f"`{name}`" for name in ("tha", "colmha", "moa", "mma", "authors_mma")},
+                   "mha"),
+             "With MHA's learning rate, which was not tuned for them."))
+
+
+def differences(question: Question, rows: Sequence[Row]) -> list[Difference]:
+  """Of every comparison that was run."""
+  table = {(row["dataset"], row["attention"], row["metric"]): row for row in rows
+           if row["split"] == "test" and row["variant"] is None and row["value"] is not None}
+  found = (_difference(one, table) for one in question.comparisons)
+  return [one for one in found if one is not None]
+
+
+def _difference(one: Comparison, table: Mapping[tuple[str, str, str], Row],
+                ) -> Optional[Difference]:
+  losses = tuple(table.get((one.set, name, LOSS)) for name in (one.variant, one.baseline))
+  if None in losses:
+    return None
+  metric = f"{MINUS}{one.baseline}"
+  paired = table.get((one.set, one.variant, metric))
+  interval = table.get((one.set, one.variant, f"{metric}_ci95"))
+  if paired is not None:
+    value, seeds = paired["value"], len(paired["seeds"])
+  elif losses[0]["seeds"] == losses[1]["seeds"]:
+    value, seeds = losses[0]["value"] - losses[1]["value"], len(losses[0]["seeds"])
+  else:
+    return None
+  half = interval["value"] if interval else _half_of_one(one.set, table) if seeds == 1 else None
+  return Difference(one, losses, value, half, seeds)
+
+
+def _half_of_one(name: str, table: Mapping[tuple[str, str, str], Row]) -> Optional[float]:
+  """Half the 95% interval of one pair's difference, if it varies as those of several seeds do.
+
+  t(f) s: s^2 is the mean variance over seeds of the differences between all V variants of the set
+  that have S seeds, which has f = (V - 1) (S - 1) degrees of freedom.
+  """
+  several = {(variant, metric): row for (dataset, variant, metric), row in table.items()
+             if dataset == name and metric.removeprefix(MINUS) in VARIANTS
+             and len(row["seeds"]) > 1}
+  if not several:
+    return None
+  num_variants = len({variant for variant, _ in several})
+  num_seeds = min(len(row["seeds"]) for row in several.values())
+  variance = statistics.fmean(row["spread"]**2 for row in several.values())
+  return student_quantile((num_variants - 1) * (num_seeds - 1), 0.95) * math.sqrt(variance)
+
+
+def plot(figures: Path, rows: Sequence[Row]) -> None:
+  """`question-<key>` of every question that rows answer, as PNG and SVG."""
+  for question in QUESTIONS:
+    found = differences(question, rows)
+    if found:
+      reporting.plot_differences(
+          figures / f"{PREFIX}{question.key}",
+          {one.comparison.name.replace("`", ""): (one.value, one.half or 0.0) for one in found},
+          question.text.replace("`", ""), "test loss less the baseline's, nats per token")
+
+
+def blocks(results: Sequence[Result], paper: Mapping[str, Any]) -> list[Block]:
+  """The largest study among the results."""
+  studies = [one for one in by_size(results) if one.experiment == "study"]
+  if not studies:
+    return [Paragraph("The study was **not run here**. `python -m experiments.study "
+                      "--config=configs/study_cpu.py` runs it.")]
+  result = studies[0]
+  found: list[Block] = [Paragraph(
+      f"Answers of `{result.config}`" + (", a few steps, which are no evidence of anything"
+                                         if result.size == SMOKE else "") +
+      ", at its size and on its data. A difference is a variant's test loss less a baseline's in "
+      "nats per token, paired by seed; below 0 the variant is better. Behind ± is half a 95% "
+      "interval: of the mean by Student's t where there are several seeds; of a single seed, "
+      "which is exploratory, by the spread that pairs of several seeds have on the same set. Of "
+      "twenty comparisons without any difference one is expected beyond its interval.")]
+  for question in QUESTIONS:
+    found += _answer(question, result, Evidence(results, paper))
+  return found
+
+
+def _answer(question: Question, result: Result, evidence: Evidence) -> Iterator[Block]:
+  found = differences(question, result.rows)
+  yield Heading(3, question.text)
+  said = [_sentence(found)] + [text for text in (_said(say, evidence) for say in question.also)
+                               if text]
+  yield Paragraph(" ".join(filter(None, (*said, question.reading))))
+  if found:
+    yield Table("Test losses in nats per token.", tuple(dict.fromkeys(
+        (result.command, *evidence.commands))),
+                ("Comparison", "Loss", "Baseline's", "Difference", "95%", "Relative", "Seeds",
+                 "Verdict"), tuple(map(_line, found)))
+  path = result.folder / FIGURES / f"{PREFIX}{question.key}.svg"
+  if path.is_file():
+    yield Figure(path, question.text, "Points are differences, bars 95% intervals where there "
+                 "are any.", (result.command,))
+
+
+def _said(say: study.Say, evidence: Evidence) -> str:
+  try:
+    return say(evidence)
+  except Absent:
+    return ""
+
+
+def _sentence(found: Sequence[Difference]) -> str:
+  by_verdict: dict[str, list[str]] = {}
+  for one in found:
+    by_verdict.setdefault(one.verdict, []).append(str(one))
+  words = {"lower": "Lower than the baseline", "higher": "Higher than the baseline",
+           "undecided": "Undecided", "one seed": "Of one seed, which decides nothing"}
+  return " ".join(f"{text}: {'; '.join(by_verdict[verdict])}." for verdict, text in words.items()
+                  if verdict in by_verdict) or "None of it was run here."
+
+
+def _line(one: Difference) -> tuple[str, ...]:
+  loss, baseline = one.losses
+  return (one.comparison.name, with_spread(loss), with_spread(baseline), f"{one.value:+.4f}",
+          ABSENT if one.half is None else f"± {one.half:.2g}",
+          f"{100 * one.value / baseline['value']:+.1f}%", str(one.seeds), one.verdict)

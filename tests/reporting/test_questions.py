@@ -1,0 +1,111 @@
+"""The study's answers: computed from rows, with intervals, and never claimed of a single seed."""
+
+import made_up_results
+from made_up_results import row
+import pytest
+
+from damcha_jax.config.study import VARIANTS
+from damcha_jax.evaluation.intervals import student_quantile
+from experiments import claims_of_study
+from experiments import paper_tables
+from experiments import questions
+from experiments.document import Figure, Heading, Paragraph, Table, to_markdown
+from experiments.questions import Comparison, Question
+from experiments.results import read_results
+
+PAPER = paper_tables.read_paper()
+LOSSES = [row(name, "nats_per_token", loss, dataset="mix", seeds=[0, 1, 2])
+          for name, loss in (("mha", 1.5), ("dcmha", 1.7), ("damcha", 1.6))]
+
+
+def _less(variant, baseline, value, half=None, spread=None):
+  seeds = [0] if half is None else [0, 1, 2]
+  metric = f"nats_minus_{baseline}"
+  return [row(variant, metric, value, seeds=seeds, spread=spread),
+          row(variant, f"{metric}_ci95", half, seeds=[], spread=None)]
+
+
+def _one(rows, variant="damcha", baseline="mha"):
+  question = Question("key", "Is it?", (Comparison("it", "mix", variant, baseline),))
+  found = questions.differences(question, rows)
+  return found[0] if found else None
+
+
+@pytest.mark.parametrize("value, half, verdict", [
+    (-0.1, 0.05, "lower"), (0.1, 0.05, "higher"), (0.1, 0.2, "undecided"), (-0.1, 0.2, "undecided")])
+def test_the_interval_decides(value, half, verdict):
+  one = _one([*LOSSES, *_less("damcha", "mha", value, half, 0.01)])
+  assert (one.value, one.half, one.seeds, one.verdict) == (value, half, 3, verdict)
+
+
+def test_one_seed_decides_nothing_where_none_tells_the_spread():
+  one = _one([*LOSSES, *_less("damcha", "mha", -0.5)])
+  assert one.half is None and one.verdict == "one seed"
+
+
+def test_one_seed_has_the_spread_of_the_pairs_of_several():
+  """Three variants of three seeds: the mean variance of their differences has 4 degrees of freedom."""
+  pairs = [("mha", "dcmha", 0.01), ("mha", "damcha", 0.02), ("dcmha", "damcha", 0.03)]
+  rows = [*LOSSES, row("damcha_static", "nats_per_token", 1.62, seeds=[0]),
+          *_less("damcha_static", "damcha", 0.06)]
+  for one, other, spread in pairs:
+    rows += _less(one, other, 0.1, 0.05, spread) + _less(other, one, -0.1, 0.05, spread)
+  found = _one(rows, "damcha_static", "damcha")
+  expected = student_quantile(4, 0.95) * ((0.01**2 + 0.02**2 + 0.03**2) / 3)**0.5
+  assert found.half == pytest.approx(expected) and found.verdict == "higher"
+
+
+def test_the_differences_of_two_seeds_of_the_pair_are_enough():
+  """Where no row pairs them, but both have the same seeds."""
+  rows = [row("authors_mma", "nats_per_token", 1.5, seeds=[0]),
+          row("authors_mma_future", "nats_per_token", 1.25, seeds=[0])]
+  assert _one(rows, "authors_mma_future", "authors_mma").value == -0.25
+  rows[0]["seeds"] = [0, 1]
+  assert _one(rows, "authors_mma_future", "authors_mma") is None
+
+
+@pytest.mark.parametrize("changed", [
+    dict(split="validation"), dict(variant="sample_text"), dict(dataset="text"), dict(value=None)])
+def test_rows_of_something_else_answer_nothing(changed):
+  rows = [{**one, **changed} for one in LOSSES]
+  assert _one(rows) is None
+
+
+def test_every_comparison_is_of_the_study():
+  names = {question.key for question in questions.QUESTIONS}
+  assert len(names) == len(questions.QUESTIONS)
+  for question in questions.QUESTIONS:
+    assert len({one.name for one in question.comparisons}) == len(question.comparisons)
+    for one in question.comparisons:
+      assert {one.variant, one.baseline} <= set(VARIANTS)
+      assert one.set in (*claims_of_study.SETS, claims_of_study.SHIFT)
+  asked = {one.variant for question in questions.QUESTIONS for one in question.comparisons}
+  assert set(VARIANTS) - asked <= {"mha", "dcmha"}
+
+
+def test_an_answer_has_a_sentence_a_table_and_a_figure(tmp_path):
+  rows = [*LOSSES, *_less("damcha", "mha", 0.1, 0.05, 0.01), *_less("damcha", "dcmha", -0.1, 0.2, .1)]
+  folder = made_up_results.write(tmp_path, "study", "study_cpu:paper", rows)
+  questions.plot(folder / "figures", rows)
+  blocks = questions.blocks(read_results(tmp_path), PAPER)
+  start = next(index for index, block in enumerate(blocks) if isinstance(block, Heading))
+  _, sentence, table, figure = blocks[start:start + 4]
+  assert sentence == Paragraph("Higher than the baseline: `damcha` less `mha` on mix +0.1 ± 0.05. "
+                               "Undecided: `damcha` less `dcmha` on mix -0.1 ± 0.2.")
+  assert table.rows[0] == ("`damcha` less `mha` on mix", "1.6 ± 0.01", "1.5 ± 0.01", "+0.1000",
+                           "± 0.05", "+6.7%", "3", "higher")
+  assert isinstance(table, Table) and table.commands[0].startswith("python -m experiments.study")
+  assert isinstance(figure, Figure) and figure.path == folder / "figures/question-baselines.svg"
+  page = to_markdown("Title", blocks, tmp_path)
+  assert "](study_cpu-paper/figures/question-baselines.svg)" in page
+  assert "None of it was run here." in page
+
+
+def test_without_a_study_the_page_says_so():
+  (block,) = questions.blocks([], PAPER)
+  assert "not run here" in block.text and "experiments.study" in block.text
+
+
+def test_a_smoke_study_is_no_evidence(tmp_path):
+  made_up_results.write(tmp_path, "study", "study_cpu:smoke", LOSSES)
+  assert "no evidence" in questions.blocks(read_results(tmp_path), PAPER)[0].text

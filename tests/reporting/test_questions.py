@@ -9,6 +9,7 @@ from damcha_jax.evaluation.intervals import student_quantile
 from experiments import claims_of_study
 from experiments import paper_tables
 from experiments import questions
+from experiments.claims import Evidence
 from experiments.document import Figure, Heading, Paragraph, Table, to_markdown
 from experiments.questions import Comparison, Question
 from experiments.results import read_results
@@ -99,6 +100,18 @@ def test_an_answer_has_a_sentence_a_table_and_a_figure(tmp_path):
   page = to_markdown("Title", blocks, tmp_path)
   assert "](study_cpu-paper/figures/question-baselines.svg)" in page
   assert "None of it was run here." in page
+
+
+def test_blocks_left_out_are_told_beside_the_control(tmp_path):
+  rows = [row("damcha", "nats_per_token", 3 + index / 10, variant=f"depth9{suffix}", seeds=[0],
+              spread=None, section="cifar10", dataset="sample_images")
+          for index, suffix in enumerate(("", "-off_diagonal", "-diagonal", "-shifted"))]
+  made_up_results.write(tmp_path, "ablations", "table3:cpu", rows)
+  evidence = Evidence(read_results(tmp_path), PAPER)
+  assert questions.of_ablation(evidence) == (
+      "Blocks left out at inference, test loss: cifar10, depth9: 3 with all blocks, 3.1 with all "
+      "but the diagonal ones, 3.2 with the diagonal ones alone, 3.3 with one other of each row "
+      "alone.")
 
 
 def test_without_a_study_the_page_says_so():

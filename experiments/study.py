@@ -55,7 +55,8 @@ UNITS_OF = {"gpt2_enwik8": {**UNITS, "bits_per_byte": "bits/byte"},
 EXTENSIBLE = ("sets", "variants", "exploratory", "seeds")
 BASELINES = ("mha", "dcmha", "damcha", "damcha_robust")
 TUNING = "tuning"
-Scores = dict[tuple[str, float], float]  # by variant and factor
+Cell = tuple[str, str]  # set, variant
+Scores = dict[tuple[Cell, float], float]  # by factor
 Key = tuple[str, str, str, Optional[str], int]  # set, variant, split, part of it, seed
 
 
@@ -99,8 +100,7 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
 
 def check(config: StudyConfig) -> None:
   """Raises `ConfigError` or `DataError` for a run that cannot be trained, before any is."""
-  tuned = {(config.tuning.set, variant): config.family_config(config.tuning.set, variant)
-           for variant in config.tuned}
+  tuned = {cell: config.family_config(*cell) for cell in config.tuned}
   cells = _cells(config, dict.fromkeys(config.tuned, 1.0))
   shifted = (_shifted_config(config, own) for (name, _), own in cells.items()
              if name in config.shift_sets[:1])
@@ -115,26 +115,24 @@ def tune(config: StudyConfig, workdir: Path) -> Scores:
   An end of the grid that is the best is no optimum: the grid goes on beyond it until it is not.
   """
   num_cells = sum(len(seeds) for seeds in config.cells.values())
-  factors = {variant: sorted(config.tuning.factors) for variant in config.tuned}
+  factors = {cell: sorted(config.tuning.factors) for cell in config.tuned}
   scores: Scores = {}
   while True:
-    runs = {(variant, factor): _tuning_run(config, workdir, variant, factor)
-            for variant, grid in factors.items() for factor in grid
-            if (variant, factor) not in scores}
+    runs = {(cell, factor): _tuning_run(config, workdir, *cell, factor)
+            for cell, grid in factors.items() for factor in grid if (cell, factor) not in scores}
     if not runs:
       return scores
     _train(list(runs.values()), num_cells, may_diverge=True)
     scores |= {key: math.inf if run.result() is None else _validation(run)
                for key, run in runs.items()}
-    for variant, best in winners(scores).items():
-      factors[variant] = _widened(factors[variant], best)
+    for cell, best in winners(scores).items():
+      factors[cell] = _widened(factors[cell], best)
 
 
-def _tuning_run(config: StudyConfig, workdir: Path, variant: str, factor: float) -> Run:
-  tuning = config.tuning
-  own = config.family_config(tuning.set, variant, factor, (tuning.seed,))
-  return Run(tuning.set, f"{variant} x {factor:g}", own, tuning.seed,
-             workdir / TUNING / f"{variant}-{factor:g}")
+def _tuning_run(config: StudyConfig, workdir: Path, name: str, variant: str, factor: float) -> Run:
+  seed = config.tuning.seed
+  return Run(name, f"{variant} x {factor:g}", config.family_config(name, variant, factor, (seed,)),
+             seed, workdir / TUNING / name / f"{variant}-{factor:g}")
 
 
 def _widened(grid: list[float], best: float) -> list[float]:
@@ -146,23 +144,24 @@ def _widened(grid: list[float], best: float) -> list[float]:
   return grid
 
 
-def winners(scores: Scores) -> dict[str, float]:
-  """The factor with the lowest score, of each variant."""
-  best: dict[str, tuple[float, float]] = {}
-  for (variant, factor), score in scores.items():
-    best[variant] = min(best.get(variant, (score, factor)), (score, factor))
-  return {variant: factor for variant, (_, factor) in best.items()}
+def winners(scores: Scores) -> dict[Cell, float]:
+  """The factor with the lowest score, of each tuned (set, variant)."""
+  best: dict[Cell, tuple[float, float]] = {}
+  for (cell, factor), score in scores.items():
+    best[cell] = min(best.get(cell, (score, factor)), (score, factor))
+  return {cell: factor for cell, (_, factor) in best.items()}
 
 
 def _validation(run: Run) -> float:
   return run.result()["best"]["metrics"]["validation"]["nats_per_token"]
 
 
-def _cells(config: StudyConfig, factors: Mapping[str, float]) -> dict[tuple[str, str], Any]:
-  """The family's config of each (set, variant)."""
+def _cells(config: StudyConfig, factors: Mapping[Cell, float]) -> dict[Cell, Any]:
+  """The family's config of each (set, variant); what takes no tuned factor has 1."""
   cells = {}
   for (name, variant), seeds in config.cells.items():
-    own = config.family_config(name, variant, factors[VARIANTS[variant].tuned_as or variant], seeds)
+    factor = factors.get(config.rate_of(name, variant), 1.0)
+    own = config.family_config(name, variant, factor, seeds)
     reference = VARIANTS[variant].flops_of
     if reference:
       cost, budget = _flops(own), _flops(config.family_config(name, reference))
@@ -171,7 +170,7 @@ def _cells(config: StudyConfig, factors: Mapping[str, float]) -> dict[tuple[str,
   return cells
 
 
-def _runs(config: StudyConfig, workdir: Path, factors: Mapping[str, float]) -> Iterator[Run]:
+def _runs(config: StudyConfig, workdir: Path, factors: Mapping[Cell, float]) -> Iterator[Run]:
   """All runs but tuning's, every cell's first seed before any cell's second."""
   cells = _cells(config, factors)
   for rank in range(len(config.seeds)):
@@ -296,10 +295,10 @@ def _intervals(variant: str, name: str, split: str, metric: str, values: list[fl
 
 def _of_tuning(config: StudyConfig, scores: Scores) -> Iterator[Measurement]:
   chosen = winners(scores)
-  for (variant, factor), score in scores.items():
+  for ((name, variant), factor), score in scores.items():
     diverged = math.isinf(score)
-    note = "chosen" if chosen[variant] == factor else "diverged" if diverged else None
-    yield Measurement(variant, config.tuning.set, "validation", "tuning_nats_per_token",
+    note = "chosen" if chosen[name, variant] == factor else "diverged" if diverged else None
+    yield Measurement(variant, name, "validation", "tuning_nats_per_token",
                       None if diverged else score, "nats/token", config.tuning.seed,
                       f"learning rate x {factor:g}", note)
 

@@ -93,9 +93,13 @@ VARIANTS = {
 
 @dataclasses.dataclass(frozen=True)
 class TuningConfig:
-  """Each variant with a learning rate of its own is trained once with each factor of the set's."""
+  """Each variant with a learning rate of its own is trained once with each factor of the set's.
 
-  set: str
+  A set takes its factors from itself if it is one of `sets`, else from the first of them that is of
+  its experiment. Where there is none, it keeps its own rate, which was chosen for MHA.
+  """
+
+  sets: str  # comma-separated, of SETS
   seed: int  # none of the study's
   factors: tuple[float, ...]
 
@@ -126,10 +130,11 @@ class StudyConfig:
   concepts: dict
 
   def __post_init__(self):
-    for key in ("sets", "variants", "exploratory"):
-      names = getattr(self, key).split(",")
+    for key, entries in (("sets", self.sets), ("variants", self.variants),
+                         ("exploratory", self.exploratory), ("tuning.sets", self.tuning.sets)):
+      names = entries.split(",")
       require(len(set(names)) == len(names),
-              f"config key '{key}' names an entry twice: {','.join(names)}")
+              f"config key '{key}' names an entry twice: {entries}")
     require(len(set(self.seeds)) == len(self.seeds) > 0,
             f"config key 'seeds' must name at least one and none twice, not {self.seeds}")
     require(all(0 <= seed < 2**63 for seed in (*self.seeds, self.tuning.seed)),
@@ -144,7 +149,7 @@ class StudyConfig:
             f"{self.tuning.factors}")
     require(self.shift == "" or len(self.shift_sets) == 2,
             f"config key 'shift' must be empty or like text/text8, not '{self.shift}'")
-    for name in (self.tuning.set, *self.shift_sets, *(one for one, _ in self.cells)):
+    for name in (*self.tuning.sets.split(","), *self.shift_sets, *(one for one, _ in self.cells)):
       require(name in SETS, f"unknown set '{name}'; choose from {', '.join(SETS)}")
     require(len(set(self.shift_sets)) in (0, 2)
             and all(SETS[name][0] == "gpt2_enwik8" for name in self.shift_sets),
@@ -153,9 +158,9 @@ class StudyConfig:
       require(name in VARIANTS, f"unknown variant '{name}'; choose from {', '.join(VARIANTS)}")
     for name, variant in self.cells:
       self.family_config(name, variant)
-    for variant in self.tuned:
+    for name, variant in self.tuned:
       for factor in self.tuning.factors:
-        self.family_config(self.tuning.set, variant, factor)
+        self.family_config(name, variant, factor)
 
   @property
   def cells(self) -> dict[tuple[str, str], tuple[int, ...]]:
@@ -179,9 +184,17 @@ class StudyConfig:
     return tuple(dict.fromkeys(variant for _, variant in self.cells))
 
   @property
-  def tuned(self) -> tuple[str, ...]:
-    """The variants whose learning rates are tuned, which are those that any variant takes."""
-    return tuple(dict.fromkeys(VARIANTS[name].tuned_as or name for name in self.variant_names))
+  def tuned(self) -> tuple[tuple[str, str], ...]:
+    """(set, variant) of which learning rates are tuned."""
+    return tuple(dict.fromkeys(filter(None, (self.rate_of(*cell) for cell in self.cells))))
+
+  def rate_of(self, name: str, variant: str) -> Optional[tuple[str, str]]:
+    """The tuned (set, variant) whose factor set `name` and `variant` take; None: there is none."""
+    sets = self.tuning.sets.split(",")
+    of_family = [one for one in sets if SETS[one][0] == SETS[name][0]]
+    if not of_family:
+      return None
+    return name if name in sets else of_family[0], VARIANTS[variant].tuned_as or variant
 
   def family_config(self, name: str, variant: str, factor: float = 1.0,
                     seeds: tuple[int, ...] = (0,)) -> DecoderConfig:

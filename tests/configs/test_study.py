@@ -46,7 +46,16 @@ def test_the_factor_scales_the_learning_rate_alone():
 
 
 def test_every_variant_whose_rate_another_takes_is_tuned():
-  assert _config(variants="damcha_robust", exploratory="mix/tha").tuned == ("damcha_robust", "mha")
+  assert _config(sets="mix", variants="damcha_robust", exploratory="text/tha").tuned == (
+      ("mix", "damcha_robust"), ("mix", "mha"))
+
+
+def test_rates_are_tuned_on_the_set_itself_or_on_one_of_its_experiment():
+  config = _config(tuning=dict(sets="text,pairs"))
+  assert config.rate_of("text", "tha") == ("text", "mha")
+  assert config.rate_of("mix", "damcha") == ("text", "damcha")
+  assert config.rate_of("concepts", "damcha_static") == ("pairs", "damcha")
+  assert config.rate_of("images", "mha") is None
 
 
 @pytest.mark.parametrize("changes, message", [
@@ -59,6 +68,7 @@ def test_every_variant_whose_rate_another_takes_is_tuned():
     (dict(tuning=dict(factors=(0.5, 0.50000001))), "different factors above 0"),
     (dict(tuning=dict(factors=(1e300,))), "optimizer.learning_rate"),
     (dict(tuning=dict(seed=-1)), "numbers from 0 to"),
+    (dict(tuning=dict(sets="mix,mixed")), "unknown set 'mixed'"),
     (dict(shift="text"), "like text/text8"),
     (dict(shift="text/text"), "two different sets of bytes"),
     (dict(shift="mix/images"), "two different sets of bytes"),
@@ -71,7 +81,7 @@ def test_what_cannot_run_is_refused_by_name(changes, message):
 
 
 @pytest.mark.parametrize("changes", [
-    dict(shift="mix/dictionary"), dict(tuning=dict(set="dictionary"))])
+    dict(shift="mix/dictionary"), dict(tuning=dict(sets="dictionary"))])
 def test_data_of_every_run_are_looked_for_before_any_is_trained(tmp_path, changes):
   config = study_cpu.get_config("smoke")
   with config.unlocked():

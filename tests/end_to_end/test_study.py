@@ -79,7 +79,7 @@ def test_a_grid_goes_on_until_its_best_factor_is_inside(losses, tried, monkeypat
   monkeypatch.setattr(study.loop, "train", train)
   monkeypatch.setattr(study.Run, "result", result)
   scores = study.tune(config, tmp_path)
-  assert scores == {("mha", factor): math.inf if losses[factor] is None else losses[factor]
+  assert scores == {(("mix", "mha"), factor): math.inf if losses[factor] is None else losses[factor]
                     for factor in tried}
   (lost,) = [one for one in study._of_tuning(config, scores) if one.value is None] or [None]
   assert (lost is not None) == (None in losses.values())
@@ -152,8 +152,9 @@ def test_a_killed_study_resumes_grows_and_is_summarised_from_a_copy(tmp_path):
       statistics.fmean(losses["damcha", seed] - losses["mha", seed] for seed in (0, 1)))
   tuned = {factor: _value(rows, "mha", "mix", "tuning_nats_per_token", "validation",
                           f"learning rate x {factor}") for factor in ("0.5", "1")}
-  assert _value(rows, "mha", "concepts", "learning_rate", "train") == (
+  assert _value(rows, "mha", "mix", "learning_rate", "train") == (
       0.01 * float(min(tuned, key=tuned.get)))
+  assert _value(rows, "mha", "concepts", "learning_rate", "train") == 0.01  # which is not tuned
   # As many FLOPs as MHA takes, to within half a step.
   budget, cost = ({name: _value(rows, variant, "mix", name, "train")
                    for name in ("num_steps", "model_flops_per_step")}

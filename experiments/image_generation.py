@@ -48,8 +48,8 @@ SECTION_5_1 = {"num_steps": 50 * 45_000 // 128, "batch_size": 128, "context_leng
 DISTRIBUTIONS = {
     "fid_group": ("FID of groups of 50 samples", "squared distance of features"),
     "feature_distance": ("distance of a sample from a test image", "squared distance of features"),
-    "mse_unpaired": ("MSE between a sample and a test image", "squared error of the range"),
-    "mse_completion": ("MSE of completed images", "squared error of the range"),
+    "mse_unpaired": ("MSE between a sample and a test image", "range²"),
+    "mse_completion": ("MSE of completed images", "range²"),
 }
 # What is printed of all that `summary.json` holds.
 PRINTED = {*UNITS, *common.COSTS, "adaptivity", "mse_unpaired_mean", "mse_unrelated",

@@ -36,6 +36,7 @@ _TABLE1 = {"CIFAR-10": _IMAGES.format("cifar10"), "CIFAR-100": _IMAGES.format("c
 _ABLATION_SETS = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "WMT": "wmt14",
                   "CommonGen": "commongen"}
 COSTS = "python -m experiments.efficiency --config=configs/costs.py"
+SPEED = "python -m experiments.efficiency --config=configs/speed.py"
 TABLE2 = "python -m experiments.efficiency --config=configs/table2.py"
 TABLE6 = "python -m experiments.vit_imagenet --config=configs/vit_s16.py"
 
@@ -169,15 +170,15 @@ def locate(results: Sequence[Result]) -> Found:
       path = place(result, row)
       if path is not None:
         if is_stand_in(path, row):
-          row = {**row, "comparable": False, "note": "; ".join(filter(None, (
-              f"as its own paper has it; this paper measured `authors_{row['attention']}`",
-              row.get("note"))))}
+          measured = f"the paper measured authors_{row['attention']}"
+          notes = dict.fromkeys((measured, *filter(None, (row.get("note") or "").split("; "))))
+          row = {**row, "comparable": False, "note": "; ".join(notes)}
         found.setdefault(path, []).append((result, row))
   return found
 
 
 def is_stand_in(path: Path, row: Row) -> bool:
-  """Whether an attention is as its own paper has it where this paper measured a simplified one."""
+  """Whether an attention is as its own paper has it where the paper measured a simplified one."""
   return path[0] == "table1" and f"authors_{row['attention']}" in ATTENTIONS
 
 

@@ -131,7 +131,35 @@ def test_times_are_those_of_the_same_rounds(tmp_path):
           for name, values in (("mha", (1.0, 1.0, 1.0)), ("damcha", (2.0, 1.05, 0.9)))
           for metric, value in zip(("latency", "latency_ratio", "gflops"), values)]
   verdict = runs.latency(_evidence(tmp_path, "efficiency", "table2:paper", rows))
-  assert verdict.status == REPRODUCED and "1.05 and 0.9" in verdict.evidence
+  assert verdict.status == REPRODUCED and "1.05" in verdict.evidence
+
+
+def test_costs_are_also_those_of_whole_decoders(tmp_path):
+  made_up_results.write(tmp_path, "efficiency", "speed:paper", [
+      row(f"damcha_{name}", f"{metric}_to_mha", value, variant="large")
+      for name, value in (("stride64", 1.05), ("prefix", 1.3))
+      for metric in ("step_time", "evaluation_time", "peak_memory")])
+  evidence = _evidence(tmp_path, "efficiency", "table2:paper", [
+      row(name, metric, value) for name, value in (("mha", 1.0), ("damcha", 2.0))
+      for metric in ("latency_ratio", "peak_memory")])
+  assert runs.latency(evidence).status == (
+      "holds only under decoder `large` with `damcha_stride64`")
+  memory = runs.memory(evidence)
+  assert memory.status == NOT_REPRODUCED and "decoder `large` 1.05 to 1.3" in memory.evidence
+
+
+@pytest.mark.parametrize("of_mean, of_each, status", [
+    (6.0, 8.0, "holds only under the structural part being what rank costs the contexts' mean "
+               "metric"),
+    (6.0, 6.0, REPRODUCED), (7.0, 8.0, NOT_REPRODUCED)])
+def test_two_parts_add_up_by_what_the_structural_one_is_of(tmp_path, of_mean, of_each, status):
+  rank, full = (f"K=2, rank={rank}, condition=1" for rank in (1, 4))
+  rows = [row(attention, metric, value, dataset="c2_contexts", variant=variant)
+          for attention, metric, variant, value in (
+              ("static", "excess_risk", rank, 10.0), ("static", "excess_risk", full, 4.0),
+              ("static", "bound_from_rank", rank, of_mean),
+              ("adaptive_low_rank", "excess_risk", rank, of_each))]
+  assert runs.additive(_evidence(tmp_path, "theory", "theory:paper", rows)).status == status
 
 
 @pytest.mark.parametrize("paper, robust, status", [

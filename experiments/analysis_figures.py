@@ -135,8 +135,9 @@ def _heads(found: Findings) -> Optional[Figure]:
   if not layers:
     return None
   matrix = lambda pick: np.array([pick(found.last.geometry[layer]) for layer in layers])
+  width = found.last.geometry[layers[0]].mean_HKK.shape[-1]
   quantities: list[tuple[str, str, Callable[[LayerGeometry], np.ndarray]]] = [
-      ("Effective rank", "effective rank [1]", lambda one: one.effective_rank_H),
+      ("Effective rank", f"effective rank [of {width}]", lambda one: one.effective_rank_H),
       ("Asymmetry", "||m - m^T|| / (2 ||m||) [1]", lambda one: one.asymmetry_H),
   ]
   values = [("Movement", "||m - m_0|| / ||m_0|| [1]",
@@ -146,9 +147,9 @@ def _heads(found: Findings) -> Optional[Figure]:
       f"Heads at step {found.last.step}",
       "Distance from the initial metric, effective rank and asymmetry of every head's metric, "
       "layers from top to bottom.",
-      [[HeatMap(name, "head", _LAYER, of_heads, "amount", unit=unit,
+      [[HeatMap(name, "head", "" if column else _LAYER, of_heads, "amount", unit=unit,
                 x_names=_numbers(of_heads.shape[1]), y_names=list(map(str, layers)))
-        for name, unit, of_heads in values]])
+        for column, (name, unit, of_heads) in enumerate(values)]])
 
 
 def _blocks(found: Findings) -> Optional[Figure]:

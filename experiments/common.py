@@ -244,7 +244,7 @@ def kept(directory: Path, find: Callable[[], Iterable[Finding]], **given: Any) -
   with workdir.locked():
     result = workdir.read_json("result.json", keys=("findings",))
     if result is None or {key: result.get(key) for key in given} != given:
-      note(f"working out {directory.name}")
+      note(f"working out {'/'.join(directory.parts[-2:])}")
       findings = [(dataclasses.asdict(one), paper) for one, paper in find()]
       result = {**given, "findings": findings}
       workdir.write_json("result.json", result, sealed=True)

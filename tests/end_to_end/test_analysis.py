@@ -260,6 +260,13 @@ def test_distances_are_from_the_initial_metric_and_shares_of_all_blocks():
   assert found.title == "damcha on x e1, seed 0" and found.at(found.last) == "e1, step 9"
 
 
+def test_maps_of_heads_name_the_layers_once():
+  """Repeated, the label runs into the colour bar before it."""
+  (row,) = analysis_figures.FIGURES["metric-heads"](_findings(3.0)).rows
+  assert [bool(panel.y_label) for panel in row] == [True, False, False]
+  assert row[1].unit == "effective rank [of 3]"
+
+
 def test_panels_are_chosen_from_all_over():
   assert analysis_figures.spread(range(3), 4) == [0, 1, 2]
   assert analysis_figures.spread(range(10), 4) == [0, 3, 6, 9]

@@ -188,3 +188,10 @@ def test_steps_are_marked_at_round_numbers(tmp_path, monkeypatch):
   monkeypatch.setattr(reporting, "_save", lambda figure, path: drawn.append(figure))
   reporting.plot_learning_curves(tmp_path / "a.png", {"mha": [(300, 3.0), (900, 2.0)]}, "loss")
   assert {tick % 100 for tick in drawn[0].axes[0].get_xticks()} == {0}
+
+
+def test_what_is_being_worked_out_is_named_with_its_part(tmp_path, capsys):
+  found = (Measurement("mha", "d", "test", "m", 1.0, "1", 0), None)
+  for _ in range(2):
+    assert common.kept(tmp_path / "growth" / "seed0", lambda: [found]) == [found]
+  assert capsys.readouterr().err == "note: working out growth/seed0\n"

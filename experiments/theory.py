@@ -10,8 +10,14 @@ formulas, as `experiments.efficiency` finds them. `docs/theory.md` says which ro
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 
+# Before NumPy is loaded. Its matrices here are so small that threads only wait for each other: on a
+# machine that does something else, for minutes.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# pylint: disable=wrong-import-position
 from ml_collections import ConfigDict
 
 from damcha_jax import reporting

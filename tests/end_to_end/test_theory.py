@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 import re
+import subprocess
 import sys
 from typing import Any
 
@@ -30,6 +31,26 @@ def _rows(workdir: Path) -> dict[tuple, dict[str, Any]]:
           for row in summary["rows"]}
   assert len(rows) == len(summary["rows"]) and summary["status"] == "ok"
   return rows
+
+
+NUMPY_IS_LOADED = """
+import os, sys
+class Watch:
+  def find_spec(self, name, path=None, target=None):
+    if name == "numpy":
+      print(os.environ["OPENBLAS_NUM_THREADS"])
+sys.meta_path.insert(0, Watch())
+import experiments.theory
+"""
+
+
+@pytest.mark.families
+def test_numpy_is_loaded_with_one_thread(monkeypatch):
+  """Two that wait for each other took minutes for seconds of work on a machine that was busy."""
+  monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+  done = subprocess.run([sys.executable, "-c", NUMPY_IS_LOADED], check=True, capture_output=True,
+                        text=True, cwd=ROOT)
+  assert done.stdout == "1\n"
 
 
 def test_risks_are_found_beside_bounds_that_they_are_not_below():

@@ -83,10 +83,9 @@ def paper() -> ml_collections.ConfigDict:
       param_dtype="float32",
   ))
 
-  base = gpt2.paper("synthetic")  # the attentions' sections, and what has no effect on results
-  for section in ("tha", "dcmha", "colmha", "moa", "mma", "authors"):
-    config[section] = base[section]
+  base = gpt2.paper("synthetic")  # DAMCHA's section, and what has no effect on results
   config.damcha = base.damcha
+  gpt2.comparators(config)
   # A metric for every query. rowsum trains the function of blocks (a learning rate H times larger,
   # see README). W is twice the 2NH of other configs; the feed-forward part is narrower for it.
   config.damcha.update(stride=1, parameterization="rowsum", widths=(16,) * 8)

@@ -57,8 +57,8 @@ def base(name: str, size: str) -> ml_collections.ConfigDict:
   config.shapes = ()
   config.scaling = None
   config.speed = None
-  for section in ("damcha", "tha", "dcmha", "colmha", "moa", "mma", "authors", "optimizer"):
-    config[section] = model[section]
+  config.damcha, config.optimizer = model.damcha, model.optimizer
+  gpt2.comparators(config)
   return config
 
 

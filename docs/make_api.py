@@ -12,17 +12,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+
+
+def _attentions() -> tuple[str, ...]:
+  """The modules of the attentions, in the order of `ATTENTIONS`."""
+  text = (ROOT / "damcha_jax/attention/__init__.py").read_text(encoding="utf-8")
+  nodes = ast.parse(text).body
+  origin = {alias.name: node.module.removeprefix("damcha_jax.").replace(".", "/")
+            for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+  registry = next(node.value for node in nodes if isinstance(node, ast.Assign))
+  return tuple(dict.fromkeys(origin[cls.id] for cls in registry.values))
+
+
 MODULES = (
-    "attention/__init__", "attention/base", "attention/damcha", "attention/mha", "attention/tha",
-    "attention/dcmha", "attention/colmha", "attention/moa", "attention/mma", "attention/authors",
-    "attention/core", "metric/generator", "metric/context", "metric/blocks", "metric/authors",
-    "models/decoder", "models/vit", "models/stack", "models/attentions", "training/task",
-    "training/loop", "training/optimizer", "training/sharding", "training/plan",
-    "analysis/causality", "analysis/complexity", "analysis/closed_forms", "analysis/geometry",
-    "analysis/gradient_flow", "analysis/probe", "interop/convert", "interop/mha_to_damcha",
-    "interop/tensor_files", "interop/torch_checkpoints", "evaluation/likelihood",
-    "evaluation/frechet", "evaluation/image_quality", "evaluation/text_quality", "evaluation/bart",
-    "sampling", "decoding", "errors",
+    "attention/__init__", "attention/base", *_attentions(), "attention/core", "metric/generator",
+    "metric/context", "metric/blocks", "metric/authors", "models/decoder", "models/vit",
+    "models/stack", "models/attentions", "training/task", "training/loop", "training/optimizer",
+    "training/sharding", "training/plan", "analysis/causality", "analysis/complexity",
+    "analysis/closed_forms", "analysis/geometry", "analysis/gradient_flow", "analysis/probe",
+    "interop/convert", "interop/mha_to_damcha", "interop/tensor_files", "interop/torch_checkpoints",
+    "evaluation/likelihood", "evaluation/frechet", "evaluation/image_quality",
+    "evaluation/text_quality", "evaluation/bart", "sampling", "decoding", "errors",
 )
 _HEAD = """# API reference
 

@@ -19,11 +19,11 @@ from damcha_jax.config.image_classification import (AugmentationConfig, Classifi
                                                     ImageClassificationConfig)
 from damcha_jax.config.image_generation import (ImageDataConfig, ImageGenerationConfig,
                                                 ImageMetricsConfig, ImageSamplingConfig)
-from damcha_jax.config.sections import (AuthorsConfig, CheckpointConfig, ColmhaConfig, DamchaConfig,
-                                        DataConfig, DcmhaConfig, EvaluationConfig, LoggingConfig,
-                                        MeshConfig, MmaConfig, MoaConfig, ModelConfig,
-                                        OptimizerConfig, SamplingConfig, ThaConfig,
-                                        VisionModelConfig)
+from damcha_jax.config.sections import (AttentionsConfig, AuthorsConfig, CheckpointConfig,
+                                        ColmhaConfig, DamchaConfig, DataConfig, DcmhaConfig,
+                                        EvaluationConfig, LoggingConfig, MeshConfig, MmaConfig,
+                                        MoaConfig, ModelConfig, OptimizerConfig, SamplingConfig,
+                                        ThaConfig, VisionModelConfig)
 from damcha_jax.config.text_generation import (DecodingConfig, TextDataConfig,
                                                TextGenerationConfig, TextMetricsConfig)
 from damcha_jax.config.transformer import TransformerConfig

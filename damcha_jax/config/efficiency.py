@@ -7,10 +7,8 @@ import itertools
 from typing import Literal, Optional
 
 from damcha_jax.config.conversion import ConfigError
-from damcha_jax.config.sections import (AuthorsConfig, ColmhaConfig, DamchaConfig, DcmhaConfig,
-                                        MAX_WIDTH, MmaConfig, ModelConfig, MoaConfig,
-                                        OptimizerConfig, ThaConfig, check_attentions,
-                                        check_num_layers, check_widths)
+from damcha_jax.config.sections import (AttentionsConfig, MAX_WIDTH, ModelConfig, OptimizerConfig,
+                                        check_attentions, check_num_layers, check_widths)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +81,8 @@ class SpeedConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class EfficiencyConfig:
-  """What is counted and measured, of which attentions."""
+class EfficiencyConfig(AttentionsConfig):
+  """What is counted and measured, of which attentions; `damcha` but for what a shape says."""
 
   experiment: str
   name: str  # of the config file
@@ -95,13 +93,6 @@ class EfficiencyConfig:
   shapes: tuple[ShapeConfig, ...]
   scaling: Optional[ScalingConfig]
   speed: Optional[SpeedConfig]
-  damcha: DamchaConfig  # but for what a shape says
-  tha: ThaConfig
-  dcmha: DcmhaConfig
-  colmha: ColmhaConfig
-  moa: MoaConfig
-  mma: MmaConfig
-  authors: AuthorsConfig
   optimizer: OptimizerConfig  # of the train step
 
   def __post_init__(self):

@@ -24,7 +24,7 @@ _POSITIVE_OR_NONE = ("tha.num_key_heads", "tha.num_softmax_heads", "tha.num_valu
                      "moa.expert_features", "authors.router_rank")
 
 
-def check_attentions(config: Any) -> None:
+def check_attentions(config: AttentionsConfig) -> None:
   """Checks the attentions' sections of a config, also of those that it does not name.
 
   Raises:
@@ -188,6 +188,19 @@ class AuthorsConfig:
   expert_factor: int  # authors_moa: experts per head
   local_window: int  # authors_mma: keys that a local head sees, the query's own included
   allow_future_leak: bool  # authors_mma: let its future heads see the future
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionsConfig:
+  """The sections of attentions, which a config that names attentions has."""
+
+  damcha: DamchaConfig
+  tha: ThaConfig
+  dcmha: DcmhaConfig
+  colmha: ColmhaConfig
+  moa: MoaConfig
+  mma: MmaConfig
+  authors: AuthorsConfig
 
 
 @dataclasses.dataclass(frozen=True)

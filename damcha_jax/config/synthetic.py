@@ -6,9 +6,8 @@ import dataclasses
 from typing import Any, Literal
 
 from damcha_jax.config.conversion import names_differ, require
-from damcha_jax.config.sections import (AuthorsConfig, CheckpointConfig, ColmhaConfig, DamchaConfig,
-                                        DcmhaConfig, EvaluationConfig, LoggingConfig, MeshConfig,
-                                        MmaConfig, MoaConfig, OptimizerConfig, ThaConfig,
+from damcha_jax.config.sections import (AttentionsConfig, CheckpointConfig, EvaluationConfig,
+                                        LoggingConfig, MeshConfig, OptimizerConfig,
                                         check_attentions, check_num_layers)
 
 TASKS = ("classification", "retrieval")
@@ -43,8 +42,11 @@ class LookupModelConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class SyntheticConfig:
-  """The study: every attention on every task over entanglements and feature dimensions."""
+class SyntheticConfig(AttentionsConfig):
+  """The study: every attention on every task over entanglements and feature dimensions.
+
+  What `damcha.context` is, a task says.
+  """
 
   experiment: str
   name: str  # of the config file
@@ -61,14 +63,7 @@ class SyntheticConfig:
   classification: LookupConfig
   retrieval: LookupConfig
   model: LookupModelConfig
-  damcha: DamchaConfig  # but for the context, which a task says
   full_width_rank: int  # of the update of damcha_full_width
-  tha: ThaConfig
-  dcmha: DcmhaConfig
-  colmha: ColmhaConfig
-  moa: MoaConfig
-  mma: MmaConfig
-  authors: AuthorsConfig
   optimizer: OptimizerConfig
   mesh: MeshConfig
   logical_rules: tuple[tuple[str, Any], ...]

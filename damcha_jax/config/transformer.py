@@ -8,10 +8,9 @@ import re
 from typing import Any, Literal
 
 from damcha_jax.config.conversion import require
-from damcha_jax.config.sections import (AuthorsConfig, CheckpointConfig, ColmhaConfig, DamchaConfig,
-                                        DcmhaConfig, EvaluationConfig, LoggingConfig, MeshConfig,
-                                        MmaConfig, MoaConfig, ModelConfig, OptimizerConfig,
-                                        ThaConfig, VisionModelConfig, check_attentions,
+from damcha_jax.config.sections import (AttentionsConfig, CheckpointConfig, DamchaConfig,
+                                        EvaluationConfig, LoggingConfig, MeshConfig, ModelConfig,
+                                        OptimizerConfig, VisionModelConfig, check_attentions,
                                         check_num_layers)
 
 _POSITIVE = ("batch_size", "model.num_layers", "model.num_heads", "model.features",
@@ -22,7 +21,7 @@ _FUSED = ("mha", "damcha", "moa", "mma")
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig:
+class TransformerConfig(AttentionsConfig):
   """What every experiment that trains one kind of Transformer has in common."""
 
   experiment: str
@@ -34,13 +33,6 @@ class TransformerConfig:
   num_steps: int
   batch_size: int
   model: ModelConfig | VisionModelConfig  # subclasses say which
-  damcha: DamchaConfig
-  tha: ThaConfig
-  dcmha: DcmhaConfig
-  colmha: ColmhaConfig
-  moa: MoaConfig
-  mma: MmaConfig
-  authors: AuthorsConfig
   optimizer: OptimizerConfig
   mesh: MeshConfig
   logical_rules: tuple[tuple[str, Any], ...]

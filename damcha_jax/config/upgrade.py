@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# Section, key and the value with which a model is what it was before the key was there.
+# Section, key and the value with which a model is what it was before the key was there. The section
+# itself may be new, as that of an attention.
 _ADDED = (
     ("damcha", "static_part", True),
     ("damcha", "half_life", None),
@@ -22,8 +23,12 @@ _ADDED = (
 
 def upgraded(contents: dict[str, Any]) -> dict[str, Any]:
   """The contents of a `config.json`, whatever version wrote it, with today's keys."""
-  contents = dict(contents)
+  # Some hold configs of other experiments, as studies and ablations do.
+  contents = {key: upgraded(value) if isinstance(value, dict) else value
+              for key, value in contents.items()}
   for section, key, value in _ADDED:
-    if isinstance(contents.get(section), dict):
-      contents[section] = {key: value, **contents[section]}
+    # A config with one attention's section has them all, also those of attentions that came later.
+    found = contents.get(section, {} if "mma" in contents else None)
+    if isinstance(found, dict):
+      contents[section] = {key: value, **found}
   return contents

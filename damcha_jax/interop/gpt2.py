@@ -249,9 +249,7 @@ def tokens(description: Mapping[str, Any]) -> jax.Array:
 def _sections(description: Mapping[str, Any]) -> Any:
   """What `make_decoder` reads of a config."""
   damcha = description["damcha"]
-  others = dict.fromkeys(("tha", "dcmha", "colmha", "moa", "mma", "authors"))
   return SimpleNamespace(
-      **others,
       model=freeze(description["model"], ModelConfig),
       context_length=description["context_length"],
       damcha=(None if damcha is None

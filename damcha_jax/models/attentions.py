@@ -11,12 +11,15 @@ import jax
 import jax.numpy as jnp
 
 from damcha_jax.attention import ATTENTIONS
-from damcha_jax.config import AuthorsConfig, ConfigError, DamchaConfig
+from damcha_jax.config import AttentionsConfig, AuthorsConfig, ConfigError, DamchaConfig
 from damcha_jax.metric.generator import MetricGenerator
 from damcha_jax.metric.generator import StaticMetric
 from damcha_jax.models.layers import make_initializers
 
-
+# The attentions whose options are the section of their name.
+_SECTIONS = {field.name for field in dataclasses.fields(AttentionsConfig)} - {"damcha", "authors"}
+# Those that keep their own papers' initial values, whatever `model.initializer` says.
+_OWN_INITIAL_VALUES = ("tha", "dcmha", "colmha", "moa", "mma")
 _AUTHORS_OPTIONS: dict[str, Callable[[AuthorsConfig], dict[str, Any]]] = {
     "authors_dcmha": lambda authors: dict(router_rank=authors.router_rank),
     "authors_moa": lambda authors: dict(expert_factor=authors.expert_factor),
@@ -49,8 +52,7 @@ def attention_factory(
   """The attentions of one model.
 
   Args:
-    sections: a config with the attentions' sections `damcha`, `tha`, `dcmha`, `colmha`, `moa`,
-      `mma` and `authors`.
+    sections: a config with the attentions' sections, those of `AttentionsConfig`.
     name: a key of `ATTENTIONS`.
     model: the config's section with the fields num_layers, num_heads, features, initializer, dtype,
       param_dtype, attention_dropout_rate and attention_implementation.
@@ -84,15 +86,13 @@ def attention_factory(
       partitioned=True,
       decode=decode,
   )
-  comparators = dict(tha=sections.tha, dcmha=sections.dcmha, colmha=sections.colmha,
-                     moa=sections.moa, mma=sections.mma)
-  if name in comparators:  # which keep their own papers' initial values
-    common.update(dataclasses.asdict(comparators[name]))
-  else:
+  if name not in _OWN_INITIAL_VALUES:
     initializers = make_initializers(model.initializer, model.num_layers)
     common.update(kernel_init=initializers.kernel, out_kernel_init=initializers.residual_kernel)
   if name in _AUTHORS_OPTIONS:
     common.update(_AUTHORS_OPTIONS[name](sections.authors))
+  elif name in _SECTIONS:
+    common.update(dataclasses.asdict(getattr(sections, name)))
   try:
     if name == "damcha":
       factory = _damcha(sections.damcha, model, common, evaluation)

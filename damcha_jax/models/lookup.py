@@ -25,7 +25,11 @@ Array = jax.Array
 TOLD = "told"
 # DAMCHA otherwise than the paper's Section 5.1 has it.
 DAMCHA_VARIANTS = ("damcha_robust", "damcha_full_width")
-METHODS = (*ATTENTIONS, *DAMCHA_VARIANTS, TOLD)
+
+
+def methods() -> tuple[str, ...]:
+  """What is compared: every attention, also those added to `ATTENTIONS` since, and the control."""
+  return (*ATTENTIONS, *DAMCHA_VARIANTS, TOLD)
 
 
 class _Sizes(NamedTuple):

@@ -128,8 +128,9 @@ def parameter_groups(config: TransformerConfig) -> tuple[ParameterGroup, ...]:
       ParameterGroup(r"(^|/)generator/out_kernel$", decay=True, copies=copies),
       ParameterGroup(r"(^|/)generator/out_bias$", decay=False, copies=copies),
       ParameterGroup(r"(^|/)metric_blocks$", decay=True, copies=copies),
-      ParameterGroup(r"(^|/)(embedding|positions|vector|log_half_life|scale|bias|\w+_bias)$", decay=False),
-      ParameterGroup(r"(^|/)(head|kernel|\w+_kernel)$", decay=True),
+      ParameterGroup(r"(^|/)(embedding|positions|vector|log_half_life)$", decay=False),
+      ParameterGroup(r"(^|/)(\w+_)?(scale|bias)$", decay=False),
+      ParameterGroup(r"(^|/)(head|(\w+_)?kernel)$", decay=True),
       # Matrices of the authors' attentions that are no layer of their own.
       ParameterGroup(r"(^|/)attention/(mix_\w+|combine_\w+|query|key|value)$", decay=True),
   )

@@ -19,7 +19,7 @@ import optax
 from damcha_jax.config import ConfigError
 from damcha_jax.config.synthetic import SyntheticConfig
 from damcha_jax.data.synthetic import HeldOut, Lookup, Lookups
-from damcha_jax.models.lookup import (METHODS, TOLD, ToldLookup, init_lookup, make_lookup,
+from damcha_jax.models.lookup import (TOLD, ToldLookup, init_lookup, make_lookup, methods,
                                       matched_mlp_features)
 from damcha_jax.training.decoder import parameter_groups
 from damcha_jax.training.state import root_key
@@ -54,15 +54,15 @@ def synthetic_task(config: SyntheticConfig, task: str, dimension: int, attention
     config: of the study.
     task: a name of a task.
     dimension: of the features.
-    attention: one of `METHODS` in `models.lookup`.
+    attention: one of `models.lookup.methods()`.
 
   Raises:
     ConfigError: an unknown attention, options that do not go together, or an attention with more
       parameters than the whole MHA model.
   """
-  if attention not in METHODS:
+  if attention not in methods():
     raise ConfigError(f"unknown attention '{attention}' in config key 'attentions'; choose from "
-                      f"{', '.join(sorted(METHODS))}")
+                      f"{', '.join(sorted(methods()))}")
   lookup = lookup_of(config, task, dimension)
   entanglements = config.entanglements_at(dimension)
   lanes = _Lanes(config, lookup, entanglements, attention)

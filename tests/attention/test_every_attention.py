@@ -68,6 +68,7 @@ MIXED_SEGMENTS = np.ones((5, 9), int)
 MIXED_SEGMENTS[2, :4] = 3
 MIXED_MASK = np.ones((5, 1, 9, 9), bool)
 MIXED_MASK[3], MIXED_MASK[4, :, 2] = False, False
+BIAS = np.random.default_rng(3).normal(size=(1, 1, T, T)).astype(np.float32)
 MIXED = dict(padding_mask=MIXED_REAL, segment_ids=MIXED_SEGMENTS, mask=MIXED_MASK)
 
 
@@ -82,6 +83,7 @@ def results(kind):
     if kind in ATTENTIONS:
       keys = jax.random.split(jax.random.key(0))
       outputs.update(
+          biased=module.apply(params, x, bias=BIAS),
           half=make(kind, dtype=jnp.bfloat16).apply(params, x),
           dropped=jax.vmap(lambda key: dropped(params, x, rngs={"dropout": key}))(keys))
     return outputs
@@ -110,6 +112,14 @@ def test_queries_without_keys_give_the_output_bias_alone(kind):
 
 
 @pytest.mark.parametrize("kind", NAMES)
+def test_a_bias_of_the_caller_counts(kind):
+  biased, alone = results(kind)["biased"], results(kind)["alone"]
+  assert np.abs(biased[:, 1:] - alone[:, 1:]).max() > 1e-3, "the caller's bias is not used"
+  # The first query sees one key, whose weight no bias changes.
+  np.testing.assert_allclose(biased[:, 0], alone[:, 0], atol=3e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", NAMES)
 def test_bfloat16_is_rounded_float32(kind):
   half, alone = results(kind)["half"], results(kind)["alone"]
   assert half.dtype == jnp.bfloat16
@@ -128,8 +138,14 @@ def test_dropout_drops_other_weights_each_time(kind):
 @pytest.mark.parametrize("kind", (*ATTENTIONS, *OPTIONS))
 def test_gradients_are_finite_in_all_circumstances(kind):
   loss = lambda params, x: jnp.sum(make(kind).apply(params, x, **MIXED) ** 2)
-  gradients = jax.jit(jax.grad(loss, (0, 1)))(variables(kind), MIXED_X)
-  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+  gradient = jax.jit(jax.grad(loss, (0, 1)))
+  # With biases of zero, as they are at first, projections of padding are zero too.
+  at_first = jax.tree_util.tree_map_with_path(
+      lambda path, leaf: leaf * (path[-1].key != "bias"), variables(kind))
+  for params in (variables(kind), at_first):
+    leaves = jax.tree_util.tree_leaves_with_path(gradient(params, MIXED_X))
+    infinite = [jax.tree_util.keystr(path) for path, leaf in leaves if not np.isfinite(leaf).all()]
+    assert infinite == []
 
 
 class OffByOne(nn.Module):

@@ -13,7 +13,8 @@ from damcha_jax.attention import ATTENTIONS
 from damcha_jax.config import ConfigError, freeze
 from damcha_jax.models.attentions import attention_factory
 from damcha_jax.models.decoder import init_params, make_decoder
-from damcha_jax.training.decoder import loss_and_sums
+from damcha_jax.training.decoder import loss_and_sums, parameter_groups
+from damcha_jax.training.optimizer import check_groups, group_of
 
 CONFIG = freeze(mix.get_config("smoke"))
 TOKENS = np.random.default_rng(0).integers(1, 256, (2, 7))
@@ -47,6 +48,21 @@ def _params(name, config=CONFIG):
   make = attention_factory(config, name, config.model).attention
   x_BTD = jnp.zeros((1, 3, config.model.features))
   return nn.unbox(jax.jit(make(parent=None).init)(jax.random.key(0), x_BTD)["params"])
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_the_optimizer_knows_every_parameter(name):
+  make = attention_factory(CONFIG, name, CONFIG.model).attention
+  x_BTD = jnp.zeros((1, 3, CONFIG.model.features))
+  shapes = jax.eval_shape(make(parent=None).init, jax.random.key(0), x_BTD)["params"]
+  check_groups({"attention": nn.unbox(shapes)}, parameter_groups(CONFIG))
+
+
+def test_matrices_decay_and_scales_and_biases_do_not():
+  groups = parameter_groups(CONFIG)
+  for name, decays in (("kernel", True), ("mixing_kernel", True), ("scale", False),
+                       ("slope_scale", False), ("bias", False), ("content_bias", False)):
+    assert group_of(f"stack/layer_0/attention/{name}", groups).decay == decays, name
 
 
 def test_comparators_keep_their_papers_initial_values():

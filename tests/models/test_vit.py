@@ -12,10 +12,10 @@ import pytest
 
 from damcha_jax.analysis.causality import random_variables
 from damcha_jax.attention import ATTENTIONS
-from damcha_jax.config import ConfigError, MeshConfig, VisionModelConfig
+from damcha_jax.config import AttentionsConfig, ConfigError, MeshConfig, VisionModelConfig
 from damcha_jax.models.stack import BlockStack, stack_layers
 from damcha_jax.models.vit import make_vit
-from damcha_jax.training.sharding import make_mesh, Partitioning
+from damcha_jax.training.sharding import make_mesh, Partitioning, path_name
 from tests.models import decoders
 
 IMAGES = np.random.default_rng(0).normal(size=(2, 6, 6, 3)).astype(np.float32)
@@ -30,12 +30,12 @@ def _config(sizes=None, damcha=None, **model):
   fields = dict(pooling="class", initializer="vit", dropout_rate=0.0, attention_dropout_rate=0.0,
                 stochastic_depth_rate=0.0, remat=False, scan_layers=False,
                 attention_implementation="auto", dtype="float32", param_dtype="float32")
-  sections = {name: getattr(language, name) for name in
-              ("tha", "dcmha", "colmha", "moa", "mma", "authors")}
+  sections = {field.name: getattr(language, field.name)
+              for field in dataclasses.fields(AttentionsConfig)}
+  sections["damcha"] = dataclasses.replace(
+      language.damcha, **{"context": "sequence", **(damcha or {})})
   return types.SimpleNamespace(
-      model=VisionModelConfig(**{**(sizes or SMALL), **fields, **model}),
-      damcha=dataclasses.replace(language.damcha, **{"context": "sequence", **(damcha or {})}),
-      **sections)
+      model=VisionModelConfig(**{**(sizes or SMALL), **fields, **model}), **sections)
 
 
 def _shapes(vit, images=IMAGES):
@@ -59,10 +59,9 @@ def test_every_attention_makes_an_encoder_that_can_be_sharded(name):
                               decoders.config({}).logical_rules)
   partitioning.shardings(shapes)  # raises where a logical axis has no rule
   # Everything of more than one axis is named, down to DAMCHA's context-free parts.
-  unnamed = [leaf.shape for leaf in jax.tree.leaves(
-      shapes, is_leaf=lambda leaf: isinstance(leaf, nn.meta.AxisMetadata))
-             if not isinstance(leaf, nn.meta.AxisMetadata)]
-  assert unnamed == []
+  named = lambda leaf: isinstance(leaf, nn.meta.AxisMetadata)
+  leaves = jax.tree_util.tree_leaves_with_path(shapes, is_leaf=named)
+  assert [f"{path_name(path)} has no axes" for path, leaf in leaves if not named(leaf)] == []
   logits = jax.eval_shape(vit.apply, {"params": nn.unbox(shapes)}, IMAGES)
   chex.assert_shape(logits, (2, 5))
   assert logits.dtype == jnp.float32

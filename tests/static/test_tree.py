@@ -7,6 +7,7 @@ import re
 import subprocess
 import typing
 
+from damcha_jax.config import AttentionsConfig
 from damcha_jax.config.ablations import DATASETS
 from damcha_jax.config.efficiency import EfficiencyConfig
 from damcha_jax.config.synthetic import SyntheticConfig, TASKS
@@ -86,5 +87,6 @@ def test_every_config_key_is_read():
   if "milestones" in read:  # likewise
     read.add("milestone_epochs")
   read |= set(sharding.AXES) | set(DATASETS)  # sections whose keys are read by these names
+  read |= {field.name for field in dataclasses.fields(AttentionsConfig)}  # likewise
   for cls in (*common.CONFIG_CLASSES.values(), EfficiencyConfig, SyntheticConfig, TheoryConfig):
     assert _fields(cls) - read == set()

@@ -8,9 +8,10 @@ import optax
 import pytest
 
 from configs import synthetic
+from damcha_jax.attention import ATTENTIONS
 from damcha_jax.config import ConfigError, freeze
 from damcha_jax.config.synthetic import SyntheticConfig
-from damcha_jax.models.lookup import METHODS
+from damcha_jax.models.lookup import methods
 from damcha_jax.training import synthetic as synthetic_training
 from damcha_jax.training.synthetic import held_out, lane_of, lane_task, synthetic_task
 
@@ -131,10 +132,15 @@ def test_an_attention_learns_and_what_it_learns_is_in_its_metrics():
   assert metrics["nats_per_query"] == pytest.approx(np.mean(lanes))
 
 
+def test_an_attention_that_is_added_later_is_known(monkeypatch):
+  monkeypatch.setitem(ATTENTIONS, "later", ATTENTIONS["mha"])
+  assert _task("later").name == _task("mha").name.replace("mha", "later")
+
+
 def test_what_cannot_be_built_is_named_with_the_remedy():
   with pytest.raises(ConfigError, match="unknown attention 'mah' in config key 'attentions'"):
     _task("mah")
-  assert set(METHODS) > {"mha", "damcha", "told"}
+  assert set(methods()) > {"mha", "damcha", "told"}
   config = _config()
   wide = dataclasses.replace(config.damcha, widths=(500,))
   with pytest.raises(ConfigError, match="alone has more parameters .* raise model.mlp_features"):

@@ -188,26 +188,28 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def plot_intervals(path: Path, curves: Mapping[str, Sequence[tuple[float, float, float]]],
-                   title: str, quantity: str, metric: str, ticks: Sequence[float] = ()) -> None:
+                   title: str, quantity: str, metric: str, ticks: Sequence[float] = (),
+                   names: Sequence[str] = ()) -> None:
   """Writes lines of (quantity, mean, half width of its interval) by name, as PNG and SVG.
 
   Args:
     path: of both files, without their suffixes.
     curves: by name, in the order of the legend.
     title: of the figure.
-    quantity: of the axis below.
-    metric: of the axis at the left.
+    quantity: of the axis below, with its unit in brackets.
+    metric: of the axis at the left, likewise.
     ticks: where the quantity is on a logarithmic scale, the values that it names.
+    names: of the curves of all figures, in each of which a name has the same style.
   """
   from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel
 
   figure = Figure(figsize=(8, 5), layout="constrained")
   axes = figure.subplots()
-  for index, (name, points) in enumerate(curves.items()):
+  styles = {name: _line_style(index) for index, name in enumerate(dict.fromkeys((*names, *curves)))}
+  for name, points in curves.items():
     quantities, means, halves = zip(*points)
-    axes.errorbar(quantities, means, halves, label=name, capsize=3, marker="o", markersize=4,
-                  color=f"C{index % 10}", linestyle="-" if index < 10 else "--")
-  axes.set(title=title, xlabel=quantity, ylabel=metric.replace("_", " "))
+    axes.errorbar(quantities, means, halves, label=name, capsize=3, **styles[name])
+  axes.set(title=title, xlabel=quantity, ylabel=metric)
   if ticks:
     axes.set_xscale("log")
     axes.set_xticks(ticks, list(map(str, ticks)))

@@ -188,21 +188,23 @@ def _plot(config: SyntheticConfig, figures: Path, task: str, accuracies: BySeed,
   for metric, (points_of, place) in SLOPES.items():
     points = points_of(config, task)
     axis = metric.rpartition("_")[2]
-    quantity = {"entanglement": "entanglement", "dimension": "features D"}[axis]
+    quantity = {"entanglement": "entanglement [1]", "dimension": "features D [1]"}[axis]
     ticks = config.dimensions if axis == "dimension" else ()
     where = (lambda point: point.dimension) if ticks else place
     fixed = (f"entanglement {config.entanglements[-1]:g}" if ticks
              else f"{config.dimension} features")
     best = [(where(point), optimum[point]["accuracy"], 0.0) for point in points]
-    for name, by_seed, reference in (("accuracy", accuracies, {OPTIMUM: best}),
-                                     ("gap_to_mha", gaps, {})):
+    for name, label, by_seed, reference in (
+        ("accuracy", "accuracy [1]", accuracies, {OPTIMUM: best}),
+        ("gap_to_mha", "accuracy less MHA's [1]", gaps, {})):
       curves = {attention: [(where(point), *_mean_and_half_width(by_seed[attention, point]))
                             for point in points]
                 for attention in config.attention_names if (attention, points[0]) in by_seed}
       if curves:  # mha alone has no gap
         reporting.plot_intervals(
             figures / f"{task}-{name}-{axis}", {**curves, **reference},
-            f"{task}, {fixed}; bars: {LEVEL} over {len(config.seeds)} seeds", quantity, name, ticks)
+            f"{task}, {fixed}; bars: {LEVEL} over {len(config.seeds)} seeds", quantity, label,
+            ticks, config.attention_names)
 
 
 def _mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:

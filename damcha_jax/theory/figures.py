@@ -35,19 +35,22 @@ class Panel(NamedTuple):
 
 
 def draw(path: Path, title: str, caption: str, panels: Sequence[Panel]) -> None:
-  """Writes panels side by side, with a title above and a caption below, as PNG and SVG.
+  """Writes panels, two beside each other, with a title above and a caption below, as PNG and SVG.
 
   Args:
     path: of both files, without their suffixes.
     title: of the figure.
     caption: a sentence that says what is to be seen.
-    panels: from left to right.
+    panels: from left to right, and then below.
   """
   from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel
 
-  width = max(7.0, 4.2 * len(panels))
-  figure = Figure(figsize=(width, 4.8), layout="constrained")
-  for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+  columns = min(2, len(panels))  # more are too small to read where a page is narrow
+  rows = -(-len(panels) // columns)
+  width = max(7.0, 4.2 * columns)
+  figure = Figure(figsize=(width, 1.2 + 3.6 * rows), layout="constrained")
+  for place, panel in enumerate(panels, start=1):
+    axes = figure.add_subplot(rows, columns, place)
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     axes.set_xscale(panel.x_scale)
     axes.set_yscale(panel.y_scale)

@@ -141,6 +141,20 @@ def test_every_attention_has_a_line_of_its_own(tmp_path, monkeypatch):
   assert [text.get_text() for text in figures[0].legends[0].get_texts()] == [*curves, *again]
 
 
+def test_intervals_have_one_style_for_a_name_in_every_figure(tmp_path, monkeypatch):
+  figures = []
+  monkeypatch.setattr(reporting, "_save", lambda figure, path: figures.append(figure))
+  names = tuple(ATTENTIONS)[:12]
+  curves = {name: [(1, 0.5, 0.1), (2, 0.6, 0.1)] for name in names}
+  styles = []
+  for shown in (names, names[1:]):
+    reporting.plot_intervals(tmp_path / "x", {name: curves[name] for name in shown}, "t", "D [1]",
+                             "accuracy [1]", names=names)
+    lines = [bars.lines[0] for bars in figures[-1].axes[0].containers]
+    styles.append([(to_hex(line.get_color()), line.get_marker()) for line in lines])
+  assert styles[0][1:] == styles[1] and len(set(styles[0])) == len(names)
+
+
 def test_a_density_is_scipys_and_its_width_silvermans():
   values_N = np.random.default_rng(0).gamma(2.0, size=3_000)
   width, grid_G = reporting.bandwidth(values_N), np.linspace(-5, 30, 500)

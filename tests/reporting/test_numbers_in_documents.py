@@ -12,10 +12,15 @@ from tests.documents import ROOT, TEXTS
 
 
 @functools.cache
+def _summary(folder):
+  path = ROOT / "results" / folder / "summary.json"
+  return json.loads(path.read_text(encoding="utf-8"))["rows"]
+
+
+@functools.cache
 def _rows(folder):
-  summary = json.loads((ROOT / "results" / folder / "summary.json").read_text(encoding="utf-8"))
   return {(row["dataset"], row["attention"], row["metric"], row["variant"]): row
-          for row in summary["rows"] if row["split"] == "test"}
+          for row in _summary(folder) if row["split"] == "test"}
 
 
 def _value(folder, *key):
@@ -59,9 +64,27 @@ def test_what_is_said_of_the_mix():
     assert ours in text
 
 
+def test_what_is_said_of_image_classification():
+  top = {(row["attention"], row["split"], row["metric"]): row["value"] for row in _summary(
+      "vit_s16_cpu") if row["variant"] == "epoch20"}
+  of_split = {name: {split: top[name, split, "top1"] for split in ("validation", "train")}
+              for name in ("mha", "damcha")}
+  mha, damcha = of_split["mha"]["validation"], of_split["damcha"]["validation"]
+  error = max(math.sqrt(value * (100 - value) / 365) for value in (mha, damcha))
+  sizes = [_num_params("vit_s16_cpu")[name] / 1e3 for name in ("mha", "damcha")]
+  text = " ".join(TEXTS["README.md"].split())
+  for ours in (
+      "{:.0f}k and {:.0f}k parameters, MHA had".format(*sizes),
+      f"MHA had {mha:.1f}% top-1 and {top['mha', 'validation', 'top5']:.1f}% top-5 on 365 images",
+      f"DAMCHA {damcha:.1f}% and {top['damcha', 'validation', 'top5']:.1f}%",
+      f"a standard error of {error:.1f} points",
+      "on training images {:.1f}% and {:.1f}% top-1".format(
+          of_split["mha"]["train"], of_split["damcha"]["train"])):
+    assert ours in text
+
+
 def _num_params(folder):
-  summary = json.loads((ROOT / "results" / folder / "summary.json").read_text(encoding="utf-8"))
-  return {row["attention"]: row["value"] for row in summary["rows"]
+  return {row["attention"]: row["value"] for row in _summary(folder)
           if row["metric"] == "num_params"}
 
 
@@ -107,12 +130,11 @@ def test_theory(text, keys):
 
 def test_speeds():
   """Of several decoders the figure that is furthest from the aim, and the aim is on its side."""
-  summary = json.loads((ROOT / "results" / "speed" / "summary.json").read_text(encoding="utf-8"))
   found = re.findall(r"^\| ([\w ]+) \| (\w+) \| (\w+) \| (at \w+) [\d.]+ \| (?:at \w+ )?([\d.]+) "
                      r"\|$", speed.__doc__, flags=re.MULTILINE)
   assert len(found) == 13
   for variant, metric, decoder, side, here in found:
-    values = [row["value"] for row in summary["rows"]
+    values = [row["value"] for row in _summary("speed")
               if row["metric"] == metric and decoder in (row["attention"], "all")
               and variant in (row["variant"], "all with steps")]
     worst = max(values) if side == "at most" else min(values)

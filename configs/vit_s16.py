@@ -112,7 +112,7 @@ def paper() -> ml_collections.ConfigDict:
       resize=256,  # omitted: both recipes
       max_held_out_images=config_dict.placeholder(int),  # 5.5: the whole split
       num_probed_images=10_000,  # omitted: the gap's standard error is then below half a percent
-      num_workers=16,  # no effect on results: each makes some 500 images a second
+      num_workers=16,  # no effect on results: each makes hundreds of images a second
   ))
   config.augmentation = ml_collections.ConfigDict(dict(
       # 5.5: "standard augmentation", without saying which.

@@ -7,7 +7,12 @@ import re
 
 import pytest
 
+from configs import cifar10
+from configs import commongen
 from configs import speed
+from configs import table4
+from configs import vit_s16
+from configs import wmt14
 from tests.documents import ROOT, TEXTS
 
 
@@ -101,6 +106,18 @@ def test_how_far_parameters_are_matched():
 
 
 @pytest.mark.parametrize("text, keys", [
+    ("takes {:.3f} GFLOPs with multi-head attention, {:.3f} with head slices and {:.3f} with full",
+     [("d_forms", name, "gflops", "T=256, D=128, H=8")
+      for name in ("mha", "damcha_head_slice", "damcha_full_width")]),
+    ("loses {:.2f} of its norm", [("c1_strictness", "low_rank_metric", "best_error", "rank=8")]),
+    ("score_error` {:.2f} and", [("c1_strictness", "mha", "score_error", "T=16, D=32, H=4")]),
+    ("outside the block, {:.2f} at H=4",
+     [("c1_head_slice", "damcha_head_slice", "metric_residual", "T=16, D=32, H=4")]),
+    ("({:.1f} against {:.1f} at K=8 and rank 2)",
+     [("c2_contexts", "adaptive_low_rank", "excess_risk", "K=8, rank=2, condition=1"),
+      ("c2_contexts", "static", "bound_from_rank", "K=8, rank=2, condition=1")]),
+    ("static metric of rank k has {:.1f} and of full rank {:.1f}",
+     [("c2_generator", "static", "lower_bound", f"rank={rank}") for rank in (4, 16)]),
     ("{:.1f} at rank k",
      [("c2_contexts", "static", "bound_from_rank", "K=1, rank=4, condition=1")]),
     ("that is {:.1f} of {:.1f}, and adapting is worth the other {:.1f}",
@@ -128,6 +145,28 @@ def test_theory(text, keys):
   assert ours in " ".join(TEXTS["theory.md"].split())
 
 
+def test_sizes_and_ranges_of_the_theory():
+  value = lambda *key: [row["value"] for (*given, variant), row in _rows("theory").items()
+                        if tuple(given) == key[:3] and key[3] in variant]
+  sizes = [value("d_forms", name, "num_params", "")[0]
+           for name in ("mha", "damcha_head_slice", "damcha_full_width")]
+  rounding = [max(value("c1_embedding", "damcha_full_width", "scores_error",
+                        f"constant metric, {dtype}")) for dtype in ("float32", "float64")]
+  excess, bound = (value("c2_contexts", "static", metric, "condition=4")
+                   for metric in ("excess_risk", "lower_bound"))
+  ratios = [one / other for one, other in zip(excess, bound, strict=True) if other]
+  dropped = [value("synthetic", name, "table7_residual", part)[0]
+             for name, part in (("damcha", "generator"), ("damcha", "softmax"))]
+  text = " ".join(TEXTS["theory.md"].split())
+  for ours in (
+      "{:.0f}k, {:.0f}k and {:.1f}M parameters".format(
+          sizes[0] / 1e3, sizes[1] / 1e3, sizes[2] / 1e6),
+      "{:.0e} in float32, {:.0e} in float64".format(*rounding).replace("e-0", "e-"),
+      f"the excess is {min(ratios):.1f} to {max(ratios):.1f} times the bound",
+      f"{min(dropped):.3f} to {max(dropped):.3f} for the softmax and the generator"):
+    assert ours in text
+
+
 def test_speeds():
   """Of several decoders the figure that is furthest from the aim, and the aim is on its side."""
   found = re.findall(r"^\| ([\w ]+) \| (\w+) \| (\w+) \| (at \w+) [\d.]+ \| (?:at \w+ )?([\d.]+) "
@@ -143,9 +182,9 @@ def test_speeds():
     assert here == f"{rounded:.{digits}f}", (variant, metric)
 
 
-def _gap(task, attention, variant):
-  gap, half = (_value("synthetic_cpu", task, attention, metric, variant)
-               for metric in ("gap_to_mha", "gap_to_mha_ci95"))
+def _gap(task, attention, variant, metric="gap_to_mha"):
+  gap, half = (_value("synthetic_cpu", task, attention, name, variant)
+               for name in (metric, f"{metric}_ci95"))
   return f"{gap:+.3f} +- {half:.3f}"
 
 
@@ -170,3 +209,45 @@ def test_gaps_on_the_synthetic_tasks():
     assert cells == " | ".join(_gap(task, attention, f"e{entanglement}_d32")
                                for task in ("classification", "retrieval")
                                for entanglement in (0, 1)), attention
+
+
+def test_what_is_said_of_the_synthetic_tasks():
+  right = {(name, entanglement): _value("synthetic_cpu", "classification", name, "accuracy",
+                                        f"e{entanglement}_d32")
+           for name in ("mha", "damcha", "optimum") for entanglement in (0, 1)}
+  assert f"{right['mha', 0]:.2f}" == f"{right['damcha', 0]:.2f}"
+  assert ("both had {:.2f} right on the classification without entanglement, where the best is "
+          "{:.2f}, and {:.2f} and {:.2f} with all of it".format(
+              right["mha", 0], right["optimum", 0], right["mha", 1], right["damcha", 1])
+          ) in " ".join(TEXTS["README.md"].split())
+  slope = functools.partial(_gap, attention="damcha", variant="trend")
+  sizes = {(row["dataset"], row["variant"], row["attention"]): row["value"]
+           for row in _summary("synthetic_cpu") if row["metric"] == "num_params"}
+  furthest = max(abs(size / sizes[*cell, "mha"] - 1)
+                 for (*cell, name), size in sizes.items() if name != "told")
+  text = " ".join(TEXTS["synthetic.md"].split())
+  for ours in (
+      "the slope over entanglement is {} in the classification and {} in retrieval, that over "
+      "doublings of D in the classification {}.".format(
+          slope("classification", metric="gap_slope_entanglement"),
+          slope("retrieval", metric="gap_slope_entanglement"),
+          slope("classification", metric="gap_slope_log2_dimension")),
+      f"by a gap of {_gap('retrieval', 'damcha', 'e0_d16')}, which",
+      f"matched to within {furthest:.1%} of MHA's"):
+    assert ours in text
+
+
+def test_how_many_attentions_the_smallest_sizes_train():
+  images, pairs, concepts, classes = (
+      len(config.get_config("smoke").attentions.split(","))
+      for config in (cifar10, wmt14, commongen, vit_s16))
+  assert images == pairs == concepts
+  assert (f"`:smoke` trains {images} attentions on images or texts and {classes} in image "
+          "classification") in " ".join(TEXTS["README.md"].split())
+
+
+def test_the_checkpoints_that_the_readme_looks_at_are_kept():
+  """Those of the middle of training are not."""
+  steps = re.search(r"experiments.analysis .*table4-cpu/cifar10/full --steps=(\S+)",
+                    TEXTS["README.md"])[1]
+  assert steps == f"0,{table4.get_config('cpu').cifar10.num_steps}"

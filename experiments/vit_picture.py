@@ -23,6 +23,7 @@ from damcha_jax.analysis import pictures
 from damcha_jax.analysis import probe
 from damcha_jax.config import ConfigError, ImageClassificationConfig
 from damcha_jax.data.augmentation import held_out_image, rgb_on_white
+from damcha_jax.data.labelled_images import load_labelled_images
 from damcha_jax.errors import DataError, WorkdirError
 from damcha_jax.training import restore
 from damcha_jax.training.image_classification import TOP
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> dict[str, Any]:
     found = {run.name: _look(config, run, batch, name, directory.path) for run in runs}
     directory.write_json(f"picture-{name}.json", found)
   for run, seen in found.items():
-    print(f"{run}: " + ", ".join(f"class {one['class']} {one['probability']:.1%}"
+    print(f"{run}: " + ", ".join(f"{one['name']} {one['probability']:.1%}"
                                  for one in seen["likeliest"]))
   print(f"\nFigures, arrays and numbers are in {directory.path}")
   return found
@@ -101,15 +102,18 @@ def _look(config: ImageClassificationConfig, run: Run, batch: Batch, name: str,
             probe.metrics(task.model, task.loss_fn, params, batch).m.items()}
   logits_BC = jax.jit(task.model.apply)({"params": params}, batch["inputs"])
   probabilities_C = np.asarray(jax.nn.softmax(logits_BC[0]), np.float64)
-  likeliest = np.argsort(-probabilities_C)[:TOP].tolist()
+  images = load_labelled_images(config.dataset, config.data.data_dir)
+  likeliest = [{"class": index, "name": images.class_name(index),
+                "probability": float(probabilities_C[index])}
+               for index in np.argsort(-probabilities_C)[:TOP].tolist()]
 
   layers = analysis_figures.spread(list(attention), MOST_LAYERS)
   heads = analysis_figures.spread(list(range(config.model.num_heads)), MOST_HEADS)
   if attention:
     pictures.draw(
         directory / "figures" / f"picture-{name}-{run.name}",
-        f"{run.name} at step {step}: class {likeliest[0]} with "
-        f"{probabilities_C[likeliest[0]]:.0%}",
+        f"{run.name} at step {step}: {likeliest[0]['name']} with "
+        f"{likeliest[0]['probability']:.0%}",
         "How much what is classified takes from each patch of the picture, by layer and head; on "
         "the picture, the mean over all heads."
         + (" At the right the metric of this picture that each head compares tokens by, head 0 top "
@@ -118,8 +122,7 @@ def _look(config: ImageClassificationConfig, run: Run, batch: Batch, name: str,
   arrays = {f"attention-layer_{layer}": values for layer, values in attention.items()}
   arrays |= {f"metric-layer_{layer}": values for layer, values in metric.items()}
   np.savez_compressed(directory / f"picture-{name}-{run.name}.npz", **arrays)
-  return {"step": step, "likeliest": [
-      {"class": index, "probability": float(probabilities_C[index])} for index in likeliest]}
+  return {"step": step, "likeliest": likeliest}
 
 
 if __name__ == "__main__":

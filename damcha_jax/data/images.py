@@ -136,18 +136,31 @@ def sample_images(label: str) -> dict[str, Labelled]:
   Raises:
     DataError: they cannot be read.
   """
-  try:
-    with np.load(io.BytesIO(lzma.decompress(SAMPLE_FILE.read_bytes()))) as archive:
-      images, labels, split = archive["images"], archive[label], archive["split"]
-  except (OSError, ValueError, KeyError, lzma.LZMAError) as error:
-    raise DataError(f"the sample images {SAMPLE_FILE} cannot be read ({error}); "
-                    "reinstall the package") from error
+  images, labels, split = _sample_arrays("images", label, "split")
   # They are filed by class; a part of a split should hold some of every class.
   order = permutation(len(images), seed=0, epoch=0)
   chosen = {name: order[split[order] == number]
             for number, name in enumerate(("train", "validation", "test"))}
   return {name: Labelled(images[indices], {label: labels[indices]})
           for name, indices in chosen.items()}
+
+
+def sample_class_names(label: str) -> tuple[str, ...]:
+  """What Unicode calls the classes that a label of `sample_images` counts.
+
+  Raises:
+    DataError: they cannot be read.
+  """
+  return tuple(_sample_arrays(f"{label}_names")[0].tolist())
+
+
+def _sample_arrays(*names: str) -> list[np.ndarray]:
+  try:
+    with np.load(io.BytesIO(lzma.decompress(SAMPLE_FILE.read_bytes()))) as archive:
+      return [archive[name] for name in names]
+  except (OSError, ValueError, KeyError, lzma.LZMAError) as error:
+    raise DataError(f"the sample images {SAMPLE_FILE} cannot be read ({error}); "
+                    "reinstall the package") from error
 
 
 def sample_hashes() -> dict[str, str]:

@@ -24,7 +24,7 @@ from PIL import Image
 from damcha_jax.config import AugmentationConfig, ClassificationDataConfig, ConfigError
 from damcha_jax.data import augmentation as augmentation_lib
 from damcha_jax.data import imagenet
-from damcha_jax.data.images import sample_hashes, sample_images
+from damcha_jax.data.images import sample_class_names, sample_hashes, sample_images
 from damcha_jax.data.shuffling import ShuffledEpochs
 from damcha_jax.errors import DataError
 
@@ -67,6 +67,11 @@ class ClassifiedImages(NamedTuple):
   train: LabelledImages
   validation: LabelledImages
   hashes: dict[str, str]  # of its files by name
+  class_names: tuple[str, ...] = ()  # by class, where the data set has them
+
+  def class_name(self, index: int) -> str:
+    """What class `index` is called, or "class <index>"."""
+    return self.class_names[index] if self.class_names else f"class {index}"
 
 
 @functools.lru_cache(maxsize=2)
@@ -89,10 +94,10 @@ def load_labelled_images(dataset: str, data_dir: str) -> ClassifiedImages:
   if dataset != "sample_images":
     raise ConfigError(f"unknown dataset '{dataset}'; use one of {', '.join(DATASETS)}")
   samples = sample_images(SAMPLE_LABEL)
-  num_classes = 1 + max(int(one.labels[SAMPLE_LABEL].max()) for one in samples.values())
-  return ClassifiedImages(num_classes, *(
+  names = sample_class_names(SAMPLE_LABEL)
+  return ClassifiedImages(len(names), *(
       ArrayImages(samples[split].images, samples[split].labels[SAMPLE_LABEL])
-      for split in ("train", "validation")), sample_hashes())
+      for split in ("train", "validation")), sample_hashes(), names)
 
 
 class AugmentedBatches:

@@ -116,6 +116,7 @@ def test_a_limit_keeps_the_first_images():
 def test_records_are_read_as_they_were_written_without_tensorflow(records):
   data = load_labelled_images("imagenet2012", str(records))
   assert data.num_classes == 1000 and (len(data.train), len(data.validation)) == (22, 9)
+  assert data.class_name(97) == "class 97"  # for which TFDS has but numbers of WordNet
   seen = {}
   for index in range(len(data.train)):
     image, label = data.train[index]
@@ -130,6 +131,7 @@ def test_records_are_read_as_they_were_written_without_tensorflow(records):
 def test_the_samples_have_99_classes():
   data = load_labelled_images("sample_images", "nowhere")
   assert data.num_classes == 99 and (len(data.train), len(data.validation)) == (2924, 365)
+  assert data.class_name(0) == "face-smiling" and data.class_name(98) == "subdivision-flag"
   with pytest.raises(ConfigError, match="unknown dataset 'imagenet'; use one of imagenet2012, sam"):
     load_labelled_images("imagenet", "nowhere")
 

@@ -15,6 +15,7 @@ import pytest
 
 from configs import vit_s16
 from damcha_jax.config import ConfigError
+from damcha_jax.data.images import sample_class_names
 from damcha_jax.errors import DataError
 from experiments import command_line
 from experiments import common
@@ -155,7 +156,11 @@ def test_a_picture_of_one_s_own_is_drawn_with_attention_and_metric(trained, tmp_
   assert set(found) == {"mha-seed0", "damcha-seed0"}
   for name, seen in found.items():
     assert seen["step"] == 1 and len(seen["likeliest"]) == 5
-    assert f"{name}: class {seen['likeliest'][0]['class']} " in printed
+    likeliest = seen["likeliest"][0]
+    assert likeliest["name"] == sample_class_names("subgroup")[likeliest["class"]]
+    assert f"{name}: {likeliest['name']} {likeliest['probability']:.1%}, " in printed
+    drawn = trained / "analysis" / "figures" / f"picture-photo-{name}.svg"
+    assert f"step 1: {likeliest['name']} with" in drawn.read_text()
     for suffix in ("png", "svg"):
       assert (trained / "analysis" / "figures" / f"picture-photo-{name}.{suffix}").is_file()
     with np.load(trained / "analysis" / f"picture-photo-{name}.npz") as arrays:

@@ -18,7 +18,7 @@ from experiments.claims import Absent, Evidence, number, with_spread
 from experiments.document import Block, Figure, Heading, Paragraph, Table
 from experiments.results import by_size, FIGURES, Result, SMOKE
 
-LOSS, MINUS = "nats_per_token", "nats_minus_"
+LOSS, MINUS, TUNING = "nats_per_token", "nats_minus_", "tuning_nats_per_token"
 ABSENT = "–"
 PREFIX = "question-"  # of figures
 _SETS = ("mix", "images", "pairs", "concepts")
@@ -84,7 +84,7 @@ class Difference(NamedTuple):
   @property
   def verdict(self) -> str:
     if self.half is None:
-      return "one seed"
+      return "no interval"
     return ("lower" if self.value < -self.half else "higher" if self.value > self.half
             else "undecided")
 
@@ -221,7 +221,7 @@ def _half_of_one(name: str, table: Mapping[tuple[str, str, str], Row]) -> Option
   """
   several = {(variant, metric): row for (dataset, variant, metric), row in table.items()
              if dataset == name and metric.removeprefix(MINUS) in VARIANTS
-             and len(row["seeds"]) > 1}
+             and row["spread"] is not None and len(row["seeds"]) > 1}
   if not several:
     return None
   num_variants = len({variant for variant, _ in several})
@@ -258,7 +258,29 @@ def blocks(results: Sequence[Result], paper: Mapping[str, Any]) -> list[Block]:
       "twenty comparisons without any difference one is expected beyond its interval.")]
   for question in QUESTIONS:
     found += _answer(question, result, Evidence(results, paper))
-  return found
+  return [*found, *_tuning(result)]
+
+
+def _tuning(result: Result) -> Iterator[Block]:
+  """Validation losses by factor, and the one that was chosen."""
+  lines: dict[tuple[str, str], list[str]] = {}
+  for row in result.rows:
+    if row["metric"] == TUNING:
+      factor = (row["variant"] or ABSENT).removeprefix("learning rate x ")
+      loss = "diverged" if row["value"] is None else number(row["value"])
+      text = f"{factor}: {loss}"
+      lines.setdefault((row["dataset"], row["attention"]), []).append(
+          f"**{text}**" if row.get("note") == "chosen" else text)
+  if lines:
+    yield Heading(3, "Which learning rates were chosen?")
+    yield Paragraph(
+        "Each attention was trained on a seed of its own with several multiples of the rate that "
+        "was chosen for MHA; a grid whose end was best went on beyond it. The best holds for all "
+        "sets of the same experiment; other sets keep MHA's rate.")
+    yield Table("Validation loss in nats per token by multiple, the chosen one in bold.",
+                (result.command,), ("Set", "Attention", "Losses"),
+                tuple((name, f"`{variant}`", ", ".join(losses))
+                      for (name, variant), losses in lines.items()))
 
 
 def _answer(question: Question, result: Result, evidence: Evidence) -> Iterator[Block]:
@@ -290,7 +312,7 @@ def _sentence(found: Sequence[Difference]) -> str:
   for one in found:
     by_verdict.setdefault(one.verdict, []).append(str(one))
   words = {"lower": "Lower than the baseline", "higher": "Higher than the baseline",
-           "undecided": "Undecided", "one seed": "Of one seed, which decides nothing"}
+           "undecided": "Undecided", "no interval": "Of one seed, which decides nothing"}
   return " ".join(f"{text}: {'; '.join(by_verdict[verdict])}." for verdict, text in words.items()
                   if verdict in by_verdict) or "None of it was run here."
 
@@ -299,4 +321,5 @@ def _line(one: Difference) -> tuple[str, ...]:
   loss, baseline = one.losses
   return (one.comparison.name, with_spread(loss), with_spread(baseline), f"{one.value:+.4f}",
           ABSENT if one.half is None else f"± {one.half:.2g}",
-          f"{100 * one.value / baseline['value']:+.1f}%", str(one.seeds), one.verdict)
+          f"{100 * one.value / baseline['value']:+.1f}%" if baseline["value"] else ABSENT,
+          str(one.seeds), one.verdict)

@@ -41,7 +41,7 @@ def test_the_interval_decides(value, half, verdict):
 
 def test_one_seed_decides_nothing_where_none_tells_the_spread():
   one = _one([*LOSSES, *_less("damcha", "mha", -0.5)])
-  assert one.half is None and one.verdict == "one seed"
+  assert one.half is None and one.verdict == "no interval"
 
 
 def test_one_seed_has_the_spread_of_the_pairs_of_several():
@@ -112,6 +112,29 @@ def test_blocks_left_out_are_told_beside_the_control(tmp_path):
       "Blocks left out at inference, test loss: cifar10, depth9: 3 with all blocks, 3.1 with all "
       "but the diagonal ones, 3.2 with the diagonal ones alone, 3.3 with one other of each row "
       "alone.")
+
+
+def test_the_tuned_rates_are_told(tmp_path):
+  losses = {"0.5": (1.75, None), "1": (1.5, "chosen"), "2": (None, "diverged")}
+  made_up_results.write(tmp_path, "study", "study_cpu:paper", [
+      row("mha", "tuning_nats_per_token", loss, split="validation", note=note,
+          variant=f"learning rate x {factor}") for factor, (loss, note) in losses.items()])
+  table = questions.blocks(read_results(tmp_path), PAPER)[-1]
+  assert table.rows == (("mix", "`mha`", "0.5: 1.75, **1: 1.5**, 2: diverged"),)
+
+
+@pytest.mark.parametrize("key, value", [
+    ("value", 0.0), ("value", None), ("spread", None), ("seeds", []), ("variant", None)])
+def test_damaged_rows_leave_the_others_answers(key, value, tmp_path):
+  rows = [*LOSSES, *_less("damcha", "mha", 0.1, 0.05, 0.01),
+          row("damcha_static", "nats_per_token", 1.6, seeds=[0]),
+          *_less("damcha_static", "damcha", 0.0),
+          row("mha", "tuning_nats_per_token", 1.0, variant="learning rate x 1")]
+  for index in range(len(rows)):
+    changed = [{**one, key: value} if place == index else one for place, one in enumerate(rows)]
+    made_up_results.write(tmp_path / str(index), "study", "study_cpu:paper", changed)
+    text = to_markdown("Title", questions.blocks(read_results(tmp_path / str(index)), PAPER), tmp_path)
+    assert "`damcha`" in text or "`mha`" in text
 
 
 def test_without_a_study_the_page_says_so():

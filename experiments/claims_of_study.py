@@ -110,8 +110,9 @@ def on_mixture(evidence: Evidence) -> str:
       for one in _differences(evidence, "damcha", baseline, name):
         loss = evidence.value("study", metric="nats_per_token", attention=baseline, dataset=name,
                               split="test", variant=None)
-        gains[name] = -100 * one.row["value"] / loss
-        halves[name] = None if one.half is None else 100 * one.half / loss
+        if loss:
+          gains[name] = -100 * one.row["value"] / loss
+          halves[name] = None if one.half is None else 100 * one.half / loss
     if len(gains) == len(TEXTS):
       lines.append(f"over `{baseline}` " + ", ".join(
           f"{name} {gain:.2f}%" for name, gain in gains.items())

@@ -33,7 +33,8 @@ def _one(rows, variant="damcha", baseline="mha"):
 
 
 @pytest.mark.parametrize("value, half, verdict", [
-    (-0.1, 0.05, "lower"), (0.1, 0.05, "higher"), (0.1, 0.2, "undecided"), (-0.1, 0.2, "undecided")])
+    (-0.1, 0.05, "lower"), (0.1, 0.05, "higher"), (0.1, 0.2, "undecided"),
+    (-0.1, 0.2, "undecided")])
 def test_the_interval_decides(value, half, verdict):
   one = _one([*LOSSES, *_less("damcha", "mha", value, half, 0.01)])
   assert (one.value, one.half, one.seeds, one.verdict) == (value, half, 3, verdict)
@@ -45,7 +46,7 @@ def test_one_seed_decides_nothing_where_none_tells_the_spread():
 
 
 def test_one_seed_has_the_spread_of_the_pairs_of_several():
-  """Three variants of three seeds: the mean variance of their differences has 4 degrees of freedom."""
+  """Three variants of three seeds: their differences' mean variance has 4 degrees of freedom."""
   pairs = [("mha", "dcmha", 0.01), ("mha", "damcha", 0.02), ("dcmha", "damcha", 0.03)]
   rows = [*LOSSES, row("damcha_static", "nats_per_token", 1.62, seeds=[0]),
           *_less("damcha_static", "damcha", 0.06)]
@@ -85,7 +86,8 @@ def test_every_comparison_is_of_the_study():
 
 
 def test_an_answer_has_a_sentence_a_table_and_a_figure(tmp_path):
-  rows = [*LOSSES, *_less("damcha", "mha", 0.1, 0.05, 0.01), *_less("damcha", "dcmha", -0.1, 0.2, .1)]
+  rows = [*LOSSES, *_less("damcha", "mha", 0.1, 0.05, 0.01),
+          *_less("damcha", "dcmha", -0.1, 0.2, 0.1)]
   folder = made_up_results.write(tmp_path, "study", "study_cpu:paper", rows)
   questions.plot(folder / "figures", rows)
   blocks = questions.blocks(read_results(tmp_path), PAPER)
@@ -133,7 +135,8 @@ def test_damaged_rows_leave_the_others_answers(key, value, tmp_path):
   for index in range(len(rows)):
     changed = [{**one, key: value} if place == index else one for place, one in enumerate(rows)]
     made_up_results.write(tmp_path / str(index), "study", "study_cpu:paper", changed)
-    text = to_markdown("Title", questions.blocks(read_results(tmp_path / str(index)), PAPER), tmp_path)
+    results = read_results(tmp_path / str(index))
+    text = to_markdown("Title", questions.blocks(results, PAPER), tmp_path)
     assert "`damcha`" in text or "`mha`" in text
 
 

@@ -2,11 +2,12 @@
 
   python -m experiments.study --config=configs/study_cpu.py
 
-MHA, DCMHA and DAMCHA, with the paper's and with the robust preset, on four data sets with three
-seeds each at matched parameters; besides, with one seed and called exploratory, variants of our
-own, what single parts of the method are worth, the other attentions, matched FLOPs, corpora alone
-and mixed, and looks into the future. Some four hours on two idle cores; the same command resumes
-after a kill and says what is left. `--config.exploratory=` leaves out all but the core.
+MHA, DCMHA and DAMCHA, with the paper's preset, with the robust one and at full width, on four data
+sets with three seeds each at matched parameters; besides, with one seed and called exploratory,
+variants of our own, what single parts of the method are worth, matched FLOPs, corpora alone and
+mixed, and looks into the future. Some four hours on two idle cores; the same command resumes after
+a kill and says what is left. `--config.exploratory=` leaves out all but the core, and it takes
+others, as mix/tha, of `damcha_jax.config.study.VARIANTS`.
 
 The sets are the samples that ship with the package. One more, `dictionary`, is a file that
 `python -m damcha_jax.data.make_samples dictionary --out=~/.cache/damcha_jax` makes; its cells are
@@ -33,10 +34,10 @@ SETS = {"mix": mix, "mix_decontaminated": mix, "text": enwik8, "text8": text8,
         "dictionary": enwik8, "images": cifar10, "pairs": wmt14, "concepts": commongen}
 # Sections have these from the config as a whole.
 COMMON = ("experiment", "name", "size", "attentions", "seeds")
-CORE = "mha,dcmha,damcha,damcha_robust"
+CORE = "mha,dcmha,damcha,damcha_robust,damcha_full_width"
 PARTS = ("static", "unshared", "stack", "blocks", "diagonal", "initializer", "residual",
-         "normalized", "prefix", "future", "flops", "robust_flops")
-OWN = ("full_width", "full_width_robust", "mixed", "mixed_robust", "decayed", "mixed_decayed")
+         "normalized", "prefix", "future", "flops")
+OWN = ("full_width_robust", "mixed", "decayed")
 
 
 def get_config(size: str = "paper") -> ml_collections.ConfigDict:
@@ -75,11 +76,12 @@ def get_config(size: str = "paper") -> ml_collections.ConfigDict:
 
 def _exploratory() -> Iterable[str]:
   """By question; what is in the core is trained once."""
-  for name in ("text", "text8", "mix_decontaminated"):  # does the gain grow on the mixture?
-    yield from (f"{name}/{variant}" for variant in CORE.split(","))
-  yield from (f"mix/damcha_{part}" for part in (*OWN, *PARTS))
-  yield from (f"mix/{attention}" for attention in ("tha", "colmha", "moa", "mma"))
+  for name in ("text", "text8"):  # does the gain grow on the mixture?
+    yield from (f"{name}/{attention}" for attention in ("mha", "dcmha", "damcha"))
+  yield from ("mix_decontaminated/mha", "mix_decontaminated/damcha")
+  yield from (f"mix/damcha_{part}" for part in (*PARTS, *OWN))
   yield from ("mix/authors_mma", "mix/authors_mma_future")
+
 
 
 def shrink_to_smoke(config: ml_collections.ConfigDict) -> None:

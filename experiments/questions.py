@@ -117,12 +117,12 @@ def of_future(evidence: Evidence) -> str:
 
 def of_blocks(evidence: Evidence) -> str:
   """How far training moves the blocks of a row together, and apart."""
-  found = {metric: [row["value"] for row in evidence.rows("analysis", metric=metric,
-                                                          attention="damcha")]
-           for metric in ("block_drift", "block_spread_max")}
-  moved, apart = (max(values) for values in found.values())
-  return (f"Where all blocks are stored, training moved them by up to {number(moved)} (root mean "
-          f"square) and those of one row apart by at most {apart:.2g}: their sum alone is learned.")
+  moved, apart, start = (evidence.rows("analysis", metric=metric, attention="damcha")[-1]["value"]
+                         for metric in ("block_drift", "block_spread", "block_difference"))
+  return (f"Where all blocks are stored, training moved them by {number(moved)} (root mean square), "
+          f"and those of one row apart by {number(apart)}, which began {number(start)} apart: "
+          "gradients move the blocks of a row alike, and weight decay takes from each what it began "
+          "with.")
 
 
 def of_ablation(evidence: Evidence) -> str:
@@ -319,7 +319,8 @@ def _sentence(found: Sequence[Difference]) -> str:
 
 def _line(one: Difference) -> tuple[str, ...]:
   loss, baseline = one.losses
-  return (one.comparison.name, with_spread(loss), with_spread(baseline), f"{one.value:+.4f}",
-          ABSENT if one.half is None else f"± {one.half:.2g}",
-          f"{100 * one.value / baseline['value']:+.1f}%" if baseline["value"] else ABSENT,
-          str(one.seeds), one.verdict)
+  paired = loss["value"] - one.value  # the baseline's, of the seeds that the variant has
+  return (one.comparison.name, with_spread(loss),
+          with_spread(baseline) if loss["seeds"] == baseline["seeds"] else number(paired),
+          f"{one.value:+.4f}", ABSENT if one.half is None else f"± {one.half:.2g}",
+          f"{100 * one.value / paired:+.1f}%" if paired else ABSENT, str(one.seeds), one.verdict)

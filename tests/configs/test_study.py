@@ -23,7 +23,7 @@ def test_the_core_has_all_seeds_and_what_is_exploratory_the_first():
   cells = _config(seeds=(3, 4)).cells
   assert cells["images", "damcha_robust"] == (3, 4)
   assert cells["mix", "mha"] == (3, 4)
-  assert cells["mix", "tha"] == cells["text8", "mha"] == (3,)
+  assert cells["mix", "damcha_static"] == cells["text8", "mha"] == (3,)
 
 
 def test_variants_differ_from_their_attention_in_what_they_name_alone():

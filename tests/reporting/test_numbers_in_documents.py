@@ -32,16 +32,16 @@ def _value(folder, *key):
   return _rows(folder)[key]["value"]
 
 
-def _test_losses(column):
-  """Of a column of the README's table, with the spread where there are several seeds."""
-  folder, dataset = {"mix of texts": ("cpu", "mix"), "images": ("cifar10_cpu", "sample_images"),
-                     "sentence pairs": ("wmt14_cpu", "sample_pairs"),
-                     "concept sets": ("commongen_cpu", "sample_concepts")}[column]
-  others = f"{folder}_others"
-  rows = _rows(folder) | (_rows(others) if (ROOT / "results" / others).is_dir() else {})
+COLUMNS = {"mix of texts": ("mix", None), "images": ("images", "cifar10_cpu_others"),
+           "sentence pairs": ("pairs", "wmt14_cpu_others"),
+           "concept sets": ("concepts", "commongen_cpu_others")}
+
+
+def _losses(folder, dataset):
+  """By attention, with the spread where there are several seeds."""
   return {attention: f"{row['value']:.3f}" + (f" ± {row['spread']:.3f}" if row["spread"] else "")
-          for (data, attention, metric, variant), row in rows.items()
-          if (data, metric, variant) == (dataset, "nats_per_token", None)}
+          for (data, attention, metric, variant), row in _rows(folder).items()
+          if (metric, variant) == ("nats_per_token", None) and dataset in (data, None)}
 
 
 def test_the_table_of_losses():
@@ -49,23 +49,33 @@ def test_the_table_of_losses():
   header, _, *lines = ([cell.strip(" `") for cell in line.strip("|").split("|")]
                        for line in table[0].strip().splitlines())
   attentions = [line[0] for line in lines]
-  for column, cells in zip(header[1:], list(zip(*lines))[1:], strict=True):
-    losses = _test_losses(column)
-    assert list(cells) == [losses.pop(attention, "–") for attention in attentions], column
-    assert not losses or column == "mix of texts"  # where further variants are elsewhere
+  assert header[1:] == list(COLUMNS)
+  for (dataset, others), cells in zip(COLUMNS.values(), list(zip(*lines))[1:], strict=True):
+    rest = _losses(others, None) if others else {}
+    losses = rest | _losses("cpu", dataset)
+    assert list(cells) == [losses.get(attention, "–") for attention in attentions], dataset
+    assert set(rest) <= set(attentions)
 
 
-def test_what_is_said_of_the_mix():
+def test_what_is_said_of_the_study():
   losses = _rows("cpu")
-  interval = [losses["mix", "damcha", metric, None]["value"]
-              for metric in ("nats_minus_mha", "nats_minus_mha_ci95")]
+  less = lambda name, other, dataset, sign="+": " ± ".join(
+      (f"{losses[dataset, name, f'nats_minus_{other}', None]['value']:{sign}.3f}",
+       f"{losses[dataset, name, f'nats_minus_{other}_ci95', None]['value']:.3f}"))
+  sets = [dataset for dataset, _ in COLUMNS.values()]
   names = ("mha", "dcmha", "damcha")
   bits = [losses["mix", name, "bits_per_byte", None]["value"] for name in names]
-  sizes = [_num_params("cpu")[name] / 1e3 for name in names]
+  sizes = [_num_params("cpu", "mix")[name] / 1e3 for name in names]
   text = " ".join(TEXTS["README.md"].split())
-  for ours in ("behind MHA by {:.3f} ± {:.3f} nats".format(*interval),
-               "{:.3f} for MHA, {:.3f} for DCMHA and {:.3f} for DAMCHA".format(*bits),
-               "with {:.0f}k, {:.0f}k and {:.0f}k parameters".format(*sizes)):
+  for ours in (
+      "{} on the mix, {} on images, {} on pairs and {} on concept sets".format(
+          *(less("damcha", "mha", dataset) for dataset in sets)),
+      "{:.3f} for MHA, {:.3f} for DCMHA and {:.3f} for DAMCHA".format(*bits),
+      "with {:.0f}k, {:.0f}k and {:.0f}k parameters".format(*sizes),
+      "ahead of DAMCHA by {} on the mix".format(
+          less("damcha_full_width", "damcha", "mix").lstrip("-")),
+      "anywhere: {}, {}, {} and {}".format(
+          *(less("damcha_full_width", "mha", dataset) for dataset in sets))):
     assert ours in text
 
 
@@ -88,21 +98,33 @@ def test_what_is_said_of_image_classification():
     assert ours in text
 
 
-def _num_params(folder):
+def _num_params(folder, dataset=None):
   return {row["attention"]: row["value"] for row in _summary(folder)
-          if row["metric"] == "num_params"}
+          if row["metric"] == "num_params" and dataset in (row["dataset"], None)}
 
 
 def test_how_far_parameters_are_matched():
   excess = {}
-  for folder in ("cpu", "cifar10_cpu", "wmt14_cpu", "commongen_cpu"):
-    others = {} if folder == "cpu" else _num_params(f"{folder}_others")
-    sizes = _num_params(folder) | others
-    for name, size in sizes.items():
-      excess.setdefault(name, []).append(size / sizes["mha"] - 1)
+  table = re.findall(r"^\| `(\w+)` \|", TEXTS["README.md"], flags=re.MULTILINE)
+  for dataset, others in COLUMNS.values():
+    sizes = (_num_params(others) if others else {}) | _num_params("cpu", dataset)
+    for name in set(sizes) & set(table):
+      excess.setdefault(name, []).append(sizes[name] / sizes["mha"] - 1)
   assert f"{max(excess.pop('authors_moa')):.0%} more" in " ".join(TEXTS["README.md"].split())
   furthest = max(abs(one) for several in excess.values() for one in several)
   assert f"within {furthest:.0%} of MHA's" in TEXTS["README.md"]
+
+
+def test_what_is_said_of_blocks_that_are_left_out():
+  losses = {row["variant"]: row["value"] for row in _summary("table3_cpu")
+            if row["metric"] == "nats_per_token" and row["split"] == "test"}
+  text = " ".join(TEXTS["README.md"].split())
+  order = ("", "-off_diagonal", "-diagonal", "-shifted")
+  nine, one = ([losses[f"depth{depth}{suffix}"] for suffix in order] for depth in (9, 1))
+  for ours in ("with 9 layers {:.3f} with all blocks, {:.3f} without the diagonal ones, {:.3f} with "
+               "these alone, {:.3f} with the control".format(*nine),
+               "with one layer {:.3f}, {:.3f}, {:.3f} and {:.3f}".format(*one)):
+    assert ours in text
 
 
 @pytest.mark.parametrize("text, keys", [

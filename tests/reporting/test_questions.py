@@ -1,5 +1,7 @@
 """The study's answers: computed from rows, with intervals, and never claimed of a single seed."""
 
+import json
+
 import made_up_results
 from made_up_results import row
 import pytest
@@ -114,6 +116,27 @@ def test_blocks_left_out_are_told_beside_the_control(tmp_path):
       "Blocks left out at inference, test loss: cifar10, depth9: 3 with all blocks, 3.1 with all "
       "but the diagonal ones, 3.2 with the diagonal ones alone, 3.3 with one other of each row "
       "alone.")
+
+
+def test_the_baseline_is_of_the_seeds_that_are_paired(tmp_path):
+  rows = [*LOSSES, row("damcha_static", "nats_per_token", 1.75, seeds=[0], spread=None),
+          *_less("damcha_static", "damcha", 0.25)]
+  made_up_results.write(tmp_path, "study", "study_cpu:paper", rows)
+  (line,) = [line for block in questions.blocks(read_results(tmp_path), PAPER)
+             if isinstance(block, Table) for line in block.rows if "without a generator" in line[0]]
+  assert line[1:4] == ("1.75", "1.5", "+0.2500")  # the mean of all seeds is 1.6
+
+
+def test_what_training_does_to_blocks_is_that_of_its_end(tmp_path):
+  folder = made_up_results.write(tmp_path, "study", "study_cpu:paper", LOSSES)
+  (folder / "analysis").mkdir()
+  (folder / "analysis" / "summary.json").write_text(json.dumps({
+      "experiment": "analysis", "config": "mix:cpu", "status": "ok", "rows": [
+          row("damcha", metric, value * step, variant=f"step {step}") for step in (0, 20)
+          for metric, value in (("block_drift", 0.1), ("block_spread", 0.01),
+                                ("block_difference", 0.02))]}))
+  text = questions.of_blocks(Evidence(read_results(tmp_path), PAPER))
+  assert "by 2 (root mean square)" in text and "apart by 0.2, which began 0.4 apart" in text
 
 
 def test_the_tuned_rates_are_told(tmp_path):

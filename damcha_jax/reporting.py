@@ -237,7 +237,9 @@ def plot_differences(path: Path, differences: Mapping[str, tuple[float, float]],
   rows = range(len(differences))
   axes.errorbar(means, rows, xerr=halves, fmt="o", capsize=3)
   axes.axvline(0.0, color="black", linewidth=1)
-  axes.set(title=title, xlabel=quantity)
+  # Of the whole width: long names leave the axes little of it.
+  figure.suptitle(title, fontsize="medium")
+  figure.supxlabel(quantity, fontsize="medium")
   axes.set_yticks(rows, list(differences))
   axes.set_ylim(len(differences) - 0.5, -0.5)
   _save(figure, path.with_name(path.name + ".png"))

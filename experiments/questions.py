@@ -26,7 +26,7 @@ _PARTS = {
     "damcha_static": "without a generator: one learned metric for all inputs",
     "damcha_unshared": "without sharing: a generator for each layer",
     "damcha_stack": "with one metric for all layers",
-    "damcha_diagonal": "without the sum over heads: diagonal blocks alone, in training as well",
+    "damcha_diagonal": "without the sum over heads: trained with diagonal blocks alone",
     "damcha_initializer": "with initial values that keep the variance",
     "damcha_residual": "with a residual generator",
     "damcha_normalized": "with a normalized context",

@@ -124,8 +124,7 @@ def _largest(gains: dict[str, float], halves: dict[str, Optional[float]]) -> str
   """Whether mix has the largest gain, as far as intervals tell."""
   rivals = [name for name in gains if name != "mix"]
   if None in halves.values():
-    word = "largest" if gains["mix"] > max(gains[name] for name in rivals) else "not largest"
-    return f"{word} on mix by single seeds, which decide nothing"
+    return "undecided, since some are of a single seed"
   low, high = gains["mix"] - halves["mix"], gains["mix"] + halves["mix"]
   if all(low > gains[name] + halves[name] for name in rivals):
     return "largest on mix"
@@ -191,11 +190,11 @@ def fewer_parameters(evidence: Evidence) -> Verdict:
 
 def _interval(one: Row, other: Row) -> Optional[float]:
   """Half the 95% interval of a difference of means over seeds of one variance; None: no spread."""
-  rows = [row for row in (one, other) if row["spread"] is not None]
+  rows = [row for row in (one, other) if row["spread"] is not None and len(row["seeds"]) > 1]
   degrees = sum(len(row["seeds"]) - 1 for row in rows)
-  if not degrees:
+  if not degrees or not (one["seeds"] and other["seeds"]):
     return None
-  variance = sum((len(row["seeds"]) - 1) * row["spread"]**2 for row in rows) / degrees
+  variance = sum((len(row["seeds"]) - 1) * row["spread"] * row["spread"] for row in rows) / degrees
   return student_quantile(degrees, 0.95) * (
       variance * (1 / len(one["seeds"]) + 1 / len(other["seeds"])))**0.5
 

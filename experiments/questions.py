@@ -19,7 +19,7 @@ from experiments.document import Block, Figure, Heading, Paragraph, Table
 from experiments.results import by_size, FIGURES, Result, SMOKE
 
 LOSS, MINUS, TUNING = "nats_per_token", "nats_minus_", "tuning_nats_per_token"
-ABSENT = "–"
+PARAMS, ABSENT = "num_params", "–"
 PREFIX = "question-"  # of figures
 _SETS = ("mix", "images", "pairs", "concepts")
 _PARTS = {
@@ -73,6 +73,7 @@ class Difference(NamedTuple):
     value: the mean difference.
     half: of its 95% interval; None where nothing tells how much seeds differ.
     seeds: the number of pairs.
+    params: how many more parameters the variant has, as a fraction; None where that is not known.
   """
 
   comparison: Comparison
@@ -80,6 +81,7 @@ class Difference(NamedTuple):
   value: float
   half: Optional[float]
   seeds: int
+  params: Optional[float]
 
   @property
   def verdict(self) -> str:
@@ -125,11 +127,20 @@ def of_blocks(evidence: Evidence) -> str:
           "with.")
 
 
+def of_adaptivity(evidence: Evidence) -> str:
+  """How much of the full-width metric depends on its context in the end."""
+  rows = evidence.rows("study", metric="adaptivity", attention="damcha_full_width")
+  found = ", ".join(f"{row['dataset']} {row['value']:.2g}" for row in rows)
+  return (f"Its adaptivity after training (0: the metric ignores its context, 1: it is all context) "
+          f"is {found}: near 0 it is MHA with parameters to spare.")
+
+
 def of_ablation(evidence: Evidence) -> str:
   """Losses with blocks left out at inference, beside a control that leaves out as many."""
   rows = {(row["section"], row["variant"]): row for row in evidence.rows(
       "ablations", "table3", metric=LOSS, split="test", attention="damcha")}
-  trained = [key for key in rows if (key[0], f"{key[1]}-shifted") in rows]
+  trained = [(section, variant) for section, variant in rows
+             if all((section, f"{variant}{suffix}") in rows for suffix in _INFERENCE)]
   lines = [f"{section}, {variant}: " + ", ".join(
       f"{with_spread(rows[section, variant + suffix])} with {what}"
       for suffix, what in _INFERENCE.items()) for section, variant in trained]
@@ -147,8 +158,9 @@ QUESTIONS = (
              _over_sets((study.SHIFT, "text"), ("damcha", "damcha_robust"), ("mha",)),
              "Trained on text and tested on text8-style text."),
     Question("parts", "Which part of the method matters?", _each(_PARTS, "damcha"),
-             "Each line changes DAMCHA in one respect, so a higher loss says that the respect "
-             "helps it as it is."),
+             "Each line changes DAMCHA in what it names, so a higher loss says that what was "
+             "changed helps. Diagonal blocks are stored as blocks, beside which `blocks` below "
+             "is the like."),
     Question("blocks", "What do `blocks` and `rowsum` differ in after training?",
              (Comparison("`blocks` less `rowsum`", "mix", "damcha_blocks", "damcha"),),
              "Initial values are drawn for other shapes, so the runs begin at other points.",
@@ -174,7 +186,7 @@ QUESTIONS = (
                  "damcha_mixed_decayed": "mixed slices and a context that fades, with `robust`",
              }, "damcha"),
              "At full width a head's metric is MHA's, of the whole token and of low rank, and the "
-             "context moves it by a generated update of rank 1 (Appendix C.1)."),
+             "context moves it by a generated update of rank 1 (Appendix C.1).", (of_adaptivity,)),
     Question("robust", "Is the `robust` preset better than the paper's?",
              _over_sets(study.SETS, ("damcha_robust",), ("damcha",))),
     Question("flops", "And at matched FLOPs?", _each({
@@ -190,7 +202,8 @@ QUESTIONS = (
 def differences(question: Question, rows: Sequence[Row]) -> list[Difference]:
   """Of every comparison that was run."""
   table = {(row["dataset"], row["attention"], row["metric"]): row for row in rows
-           if row["split"] == "test" and row["variant"] is None and row["value"] is not None}
+           if (row["split"] == "test" or row["metric"] == PARAMS) and row["variant"] is None
+           and row["value"] is not None}
   found = (_difference(one, table) for one in question.comparisons)
   return [one for one in found if one is not None]
 
@@ -210,24 +223,33 @@ def _difference(one: Comparison, table: Mapping[tuple[str, str, str], Row],
   else:
     return None
   half = interval["value"] if interval else _half_of_one(one.set, table) if seeds == 1 else None
-  return Difference(one, losses, value, half, seeds)
+  counts = [table.get((one.set, name, PARAMS)) for name in (one.variant, one.baseline)]
+  params = counts[0]["value"] / counts[1]["value"] - 1 if all(
+      count and count["value"] for count in counts) else None
+  return Difference(one, losses, value, half, seeds, params)
 
 
 def _half_of_one(name: str, table: Mapping[tuple[str, str, str], Row]) -> Optional[float]:
   """Half the 95% interval of one pair's difference, if it varies as those of several seeds do.
 
-  t(f) s: s^2 is the mean variance over seeds of the differences between all V variants of the set
-  that have S seeds, which has f = (V - 1) (S - 1) degrees of freedom.
+  t(f) s: s^2 is the mean variance over S seeds of the differences of the set's n pairs P that have
+  several. Pairs with a variant in common vary together, which leaves of their S - 1 degrees of
+  freedom f = (S - 1) n^2 / sum_pq (|p & q| / 2)^2, p and q in P; it is (V - 1) (S - 1) where P is
+  all pairs of V variants.
   """
-  several = {(variant, metric): row for (dataset, variant, metric), row in table.items()
-             if dataset == name and metric.removeprefix(MINUS) in VARIANTS
-             and row["spread"] is not None and len(row["seeds"]) > 1}
+  several: dict[frozenset[str], Row] = {}
+  for (dataset, variant, metric), row in table.items():
+    baseline = metric.removeprefix(MINUS)
+    if (dataset == name and baseline in VARIANTS and row["spread"] is not None
+        and len(row["seeds"]) > 1):
+      several[frozenset((variant, baseline))] = row
   if not several:
     return None
-  num_variants = len({variant for variant, _ in several})
   num_seeds = min(len(row["seeds"]) for row in several.values())
-  variance = statistics.fmean(row["spread"]**2 for row in several.values())
-  return student_quantile((num_variants - 1) * (num_seeds - 1), 0.95) * math.sqrt(variance)
+  overlap = sum((len(one & other) / 2)**2 for one in several for other in several)
+  degrees = round((num_seeds - 1) * len(several)**2 / overlap)
+  variance = statistics.fmean(row["spread"] * row["spread"] for row in several.values())
+  return student_quantile(degrees, 0.95) * math.sqrt(variance)
 
 
 def plot(figures: Path, rows: Sequence[Row]) -> None:
@@ -255,7 +277,9 @@ def blocks(results: Sequence[Result], paper: Mapping[str, Any]) -> list[Block]:
       "nats per token, paired by seed; below 0 the variant is better. Behind ± is half a 95% "
       "interval: of the mean by Student's t where there are several seeds; of a single seed, "
       "which is exploratory, by the spread that pairs of several seeds have on the same set. Of "
-      "twenty comparisons without any difference one is expected beyond its interval.")]
+      "twenty comparisons without any difference one is expected beyond its interval. Parameters "
+      "are the variant's beside its baseline's. On sets of an experiment of which none was tuned, "
+      "all have the learning rate that was chosen for MHA; see the last question.")]
   for question in QUESTIONS:
     found += _answer(question, result, Evidence(results, paper))
   return [*found, *_tuning(result)]
@@ -264,19 +288,18 @@ def blocks(results: Sequence[Result], paper: Mapping[str, Any]) -> list[Block]:
 def _tuning(result: Result) -> Iterator[Block]:
   """Validation losses by factor, and the one that was chosen."""
   lines: dict[tuple[str, str], list[str]] = {}
-  for row in result.rows:
-    if row["metric"] == TUNING:
-      factor = (row["variant"] or ABSENT).removeprefix("learning rate x ")
-      loss = "diverged" if row["value"] is None else number(row["value"])
-      text = f"{factor}: {loss}"
-      lines.setdefault((row["dataset"], row["attention"]), []).append(
-          f"**{text}**" if row.get("note") == "chosen" else text)
+  tuned = [row for row in result.rows if row["metric"] == TUNING and row["variant"]]
+  for row in tuned:
+    factor = row["variant"].removeprefix("learning rate x ")
+    text = f"{factor}: " + ("diverged" if row["value"] is None else number(row["value"]))
+    lines.setdefault((row["dataset"], row["attention"]), []).append(
+        f"**{text}**" if row.get("note") == "chosen" else text)
   if lines:
     yield Heading(3, "Which learning rates were chosen?")
     yield Paragraph(
-        "Each attention was trained on a seed of its own with several multiples of the rate that "
-        "was chosen for MHA; a grid whose end was best went on beyond it. The best holds for all "
-        "sets of the same experiment; other sets keep MHA's rate.")
+        "Each attention was trained on one more seed with several multiples of the rate that was "
+        "chosen for MHA; a grid whose end was best went on beyond it. The best holds for all sets "
+        "of the same experiment; other sets keep MHA's rate.")
     yield Table("Validation loss in nats per token by multiple, the chosen one in bold.",
                 (result.command,), ("Set", "Attention", "Losses"),
                 tuple((name, f"`{variant}`", ", ".join(losses))
@@ -292,8 +315,8 @@ def _answer(question: Question, result: Result, evidence: Evidence) -> Iterator[
   if found:
     yield Table("Test losses in nats per token.", tuple(dict.fromkeys(
         (result.command, *evidence.commands))),
-                ("Comparison", "Loss", "Baseline's", "Difference", "95%", "Relative", "Seeds",
-                 "Verdict"), tuple(map(_line, found)))
+                ("Comparison", "Baseline", "Loss", "Baseline's", "Difference", "95%", "Relative",
+                 "Seeds", "Parameters", "Verdict"), tuple(map(_line, found)))
   path = result.folder / FIGURES / f"{PREFIX}{question.key}.svg"
   if path.is_file():
     yield Figure(path, question.text, "Points are differences, bars 95% intervals where there "
@@ -312,7 +335,7 @@ def _sentence(found: Sequence[Difference]) -> str:
   for one in found:
     by_verdict.setdefault(one.verdict, []).append(str(one))
   words = {"lower": "Lower than the baseline", "higher": "Higher than the baseline",
-           "undecided": "Undecided", "no interval": "Of one seed, which decides nothing"}
+           "undecided": "Undecided", "no interval": "Without an interval, so nothing is decided"}
   return " ".join(f"{text}: {'; '.join(by_verdict[verdict])}." for verdict, text in words.items()
                   if verdict in by_verdict) or "None of it was run here."
 
@@ -320,7 +343,8 @@ def _sentence(found: Sequence[Difference]) -> str:
 def _line(one: Difference) -> tuple[str, ...]:
   loss, baseline = one.losses
   paired = loss["value"] - one.value  # the baseline's, of the seeds that the variant has
-  return (one.comparison.name, with_spread(loss),
+  return (one.comparison.name, f"`{one.comparison.baseline}`", with_spread(loss),
           with_spread(baseline) if loss["seeds"] == baseline["seeds"] else number(paired),
           f"{one.value:+.4f}", ABSENT if one.half is None else f"± {one.half:.2g}",
-          f"{100 * one.value / paired:+.1f}%" if paired else ABSENT, str(one.seeds), one.verdict)
+          f"{100 * one.value / paired:+.1f}%" if paired else ABSENT, str(one.seeds),
+          ABSENT if one.params is None else f"{100 * one.params:+.1f}%", one.verdict)

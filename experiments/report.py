@@ -20,6 +20,7 @@ from typing import Optional
 
 from absl import flags
 
+from damcha_jax.config import ConfigError
 from damcha_jax.reporting import Row
 from damcha_jax.training.workdir import write_atomically, writing
 from experiments import claims
@@ -51,11 +52,19 @@ def main(argv: Sequence[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
   write_atomically(out / "index.html", to_html(TITLE, blocks))
   write_atomically(out / "report.md", to_markdown(TITLE, blocks, out))
-  for path in filter(None, (out / "claims.md", values.claims and Path(values.claims))):
-    write_atomically(path, claims_page(judged))
-  for path in filter(None, (out / "study.md", values.study and Path(values.study))):
-    write_atomically(path, study_page(answers, path.parent))
+  for path in (out / "claims.md", values.claims and Path(values.claims)):
+    if path:
+      _write(path, claims_page(judged))
+  for path in (out / "study.md", values.study and Path(values.study)):
+    if path:
+      _write(path, study_page(answers, path.parent))
   print(f"{len(results)} results and {len(judged)} claims are in {out / 'index.html'}")
+
+
+def _write(path: Path, page: str) -> None:
+  with writing(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+  write_atomically(path, page)
 
 
 def parse(argv: Sequence[str]) -> flags.FlagValues:
@@ -65,7 +74,13 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
   flags.DEFINE_string("out", None, "name a folder for the report, such as runs/report", **define)
   flags.DEFINE_string("claims", None, "another file for the claims", **define)
   flags.DEFINE_string("study", None, "another file for the study's answers", **define)
-  return command_line.parse_options(values, argv, __doc__, required=("out",))
+  parsed = command_line.parse_options(values, argv, __doc__, required=("out",))
+  pages = [Path(parsed.out) / name for name in ("index.html", "report.md", "claims.md", "study.md")]
+  pages += [Path(one) for one in (parsed.claims, parsed.study) if one]
+  if len({page.resolve() for page in pages}) < len(pages):
+    raise ConfigError("--claims and --study must name two files, and none of those in --out, "
+                      "which has both")
+  return parsed
 
 
 def claims_page(judged: Sequence[claims.Judged]) -> str:

@@ -295,7 +295,7 @@ def _intervals(variant: str, name: str, split: str, metric: str, values: list[fl
 
 def _of_tuning(config: StudyConfig, scores: Scores) -> Iterator[Measurement]:
   chosen = winners(scores)
-  for ((name, variant), factor), score in scores.items():
+  for ((name, variant), factor), score in sorted(scores.items()):
     diverged = math.isinf(score)
     note = "chosen" if chosen[name, variant] == factor else "diverged" if diverged else None
     yield Measurement(variant, name, "validation", "tuning_nats_per_token",

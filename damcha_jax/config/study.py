@@ -135,6 +135,8 @@ class StudyConfig:
       names = entries.split(",")
       require(len(set(names)) == len(names),
               f"config key '{key}' names an entry twice: {entries}")
+      require(all(names) or (key == "exploratory" and entries == ""),
+              f"config key '{key}' has an empty entry: '{entries}'; remove the comma")
     require(len(set(self.seeds)) == len(self.seeds) > 0,
             f"config key 'seeds' must name at least one and none twice, not {self.seeds}")
     require(all(0 <= seed < 2**63 for seed in (*self.seeds, self.tuning.seed)),

@@ -63,6 +63,8 @@ def test_rates_are_tuned_on_the_set_itself_or_on_one_of_its_experiment():
     (dict(sets="mixx"), "unknown set 'mixx'"),
     (dict(variants="damcha_best"), "unknown variant 'damcha_best'"),
     (dict(exploratory="mix"), "entries like mix/damcha"),
+    (dict(exploratory="mix/damcha,"), "empty entry: 'mix/damcha,'; remove the comma"),
+    (dict(sets="mix,"), "empty entry"),
     (dict(seeds=(0, 100)), "tuning.seed=100 is one of the seeds"),
     (dict(tuning=dict(factors=(1.0, -1.0))), "factors above 0"),
     (dict(tuning=dict(factors=(0.5, 0.50000001))), "different factors above 0"),

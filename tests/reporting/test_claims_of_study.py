@@ -58,7 +58,7 @@ def _mixture(gains, halves):
     ((0.1, 0.1, 0.4), (0.01, 0.01, 0.01), "(largest on mix)"),
     ((0.1, 0.4, 0.1), (0.01, 0.01, 0.01), "(not largest on mix)"),
     ((0.1, 0.1, 0.4), (0.01, 0.01, 0.9), "(undecided)"),
-    ((0.1, 0.1, 0.4), (None, None, 0.01), "(largest on mix by single seeds, which decide nothing)"),
+    ((0.1, 0.1, 0.4), (None, None, 0.01), "(undecided, since some are of a single seed)"),
 ])
 def test_gains_on_the_mixture_are_held_against_those_on_its_parts(tmp_path, gains, halves, word):
   text = study.on_mixture(_evidence(tmp_path, _mixture(gains, halves)))

@@ -8,11 +8,13 @@ import pytest
 
 from damcha_jax.config.study import VARIANTS
 from damcha_jax.evaluation.intervals import student_quantile
+from experiments import claims
 from experiments import claims_of_study
 from experiments import paper_tables
 from experiments import questions
 from experiments.claims import Evidence
 from experiments.document import Figure, Heading, Paragraph, Table, to_markdown
+from experiments.paper_claims import CLAIMS
 from experiments.questions import Comparison, Question
 from experiments.results import read_results
 
@@ -59,6 +61,17 @@ def test_one_seed_has_the_spread_of_the_pairs_of_several():
   assert found.half == pytest.approx(expected) and found.verdict == "higher"
 
 
+def test_pairs_count_once_and_need_not_be_all():
+  """Two pairs with a variant in common have (S - 1) 2^2 / (1 + 1 + 2 / 4) degrees of freedom."""
+  pairs = {("damcha_full_width", "mha"): 0.01, ("damcha", "mha"): 0.02, ("mha", "damcha"): 0.02}
+  rows = [*LOSSES, row("damcha_static", "nats_per_token", 1.62, seeds=[0]),
+          *_less("damcha_static", "damcha", 0.06)]
+  for (one, other), spread in pairs.items():
+    rows += _less(one, other, 0.1, 0.05, spread)
+  expected = student_quantile(3, 0.95) * ((0.01**2 + 0.02**2) / 2)**0.5
+  assert _one(rows, "damcha_static", "damcha").half == pytest.approx(expected)
+
+
 def test_the_differences_of_two_seeds_of_the_pair_are_enough():
   """Where no row pairs them, but both have the same seeds."""
   rows = [row("authors_mma", "nats_per_token", 1.5, seeds=[0]),
@@ -75,6 +88,14 @@ def test_rows_of_something_else_answer_nothing(changed):
   assert _one(rows) is None
 
 
+def test_blocks_left_out_need_all_kinds_of_inference(tmp_path):
+  rows = [row("damcha", "nats_per_token", value, variant=f"depth9{suffix}", section="cifar10")
+          for suffix, value in (("", 3.0), ("-off_diagonal", None), ("-diagonal", 3.0),
+                                ("-shifted", 3.0))]
+  made_up_results.write(tmp_path, "ablations", "table3:cpu", rows)
+  assert not questions.of_ablation(Evidence(read_results(tmp_path), PAPER))
+
+
 def test_every_comparison_is_of_the_study():
   names = {question.key for question in questions.QUESTIONS}
   assert len(names) == len(questions.QUESTIONS)
@@ -89,7 +110,9 @@ def test_every_comparison_is_of_the_study():
 
 def test_an_answer_has_a_sentence_a_table_and_a_figure(tmp_path):
   rows = [*LOSSES, *_less("damcha", "mha", 0.1, 0.05, 0.01),
-          *_less("damcha", "dcmha", -0.1, 0.2, 0.1)]
+          *_less("damcha", "dcmha", -0.1, 0.2, 0.1),
+          row("mha", "num_params", 100, split="train"),
+          row("damcha", "num_params", 102, split="train")]
   folder = made_up_results.write(tmp_path, "study", "study_cpu:paper", rows)
   questions.plot(folder / "figures", rows)
   blocks = questions.blocks(read_results(tmp_path), PAPER)
@@ -97,8 +120,8 @@ def test_an_answer_has_a_sentence_a_table_and_a_figure(tmp_path):
   _, sentence, table, figure = blocks[start:start + 4]
   assert sentence == Paragraph("Higher than the baseline: `damcha` less `mha` on mix +0.1 ± 0.05. "
                                "Undecided: `damcha` less `dcmha` on mix -0.1 ± 0.2.")
-  assert table.rows[0] == ("`damcha` less `mha` on mix", "1.6 ± 0.01", "1.5 ± 0.01", "+0.1000",
-                           "± 0.05", "+6.7%", "3", "higher")
+  assert table.rows[0] == ("`damcha` less `mha` on mix", "`mha`", "1.6 ± 0.01", "1.5 ± 0.01",
+                           "+0.1000", "± 0.05", "+6.7%", "3", "+2.0%", "higher")
   assert isinstance(table, Table) and table.commands[0].startswith("python -m experiments.study")
   assert isinstance(figure, Figure) and figure.path == folder / "figures/question-baselines.svg"
   page = to_markdown("Title", blocks, tmp_path)
@@ -124,7 +147,7 @@ def test_the_baseline_is_of_the_seeds_that_are_paired(tmp_path):
   made_up_results.write(tmp_path, "study", "study_cpu:paper", rows)
   (line,) = [line for block in questions.blocks(read_results(tmp_path), PAPER)
              if isinstance(block, Table) for line in block.rows if "without a generator" in line[0]]
-  assert line[1:4] == ("1.75", "1.5", "+0.2500")  # the mean of all seeds is 1.6
+  assert line[2:5] == ("1.75", "1.5", "+0.2500")  # the mean of all seeds is 1.6
 
 
 def test_what_training_does_to_blocks_is_that_of_its_end(tmp_path):
@@ -154,11 +177,16 @@ def test_damaged_rows_leave_the_others_answers(key, value, tmp_path):
   rows = [*LOSSES, *_less("damcha", "mha", 0.1, 0.05, 0.01),
           row("damcha_static", "nats_per_token", 1.6, seeds=[0]),
           *_less("damcha_static", "damcha", 0.0),
-          row("mha", "tuning_nats_per_token", 1.0, variant="learning rate x 1")]
+          row("mha", "tuning_nats_per_token", 1.0, variant="learning rate x 1"),
+          row("damcha_unshared", "num_params", 9, split="train"),
+          *(row("damcha_unshared", metric, 1.0, split="train", spread=1e200)
+            for metric in ("generalization_gap", "nats_per_token")),
+          row("damcha", "generalization_gap", 1.0, split="train")]
   for index in range(len(rows)):
     changed = [{**one, key: value} if place == index else one for place, one in enumerate(rows)]
     made_up_results.write(tmp_path / str(index), "study", "study_cpu:paper", changed)
     results = read_results(tmp_path / str(index))
+    claims.judge(CLAIMS, results, PAPER)
     text = to_markdown("Title", questions.blocks(results, PAPER), tmp_path)
     assert "`damcha`" in text or "`mha`" in text
 

@@ -395,15 +395,22 @@ def test_options_are_checked():
     read_results(Path("nowhere"))
 
 
+@pytest.mark.parametrize("pages", [
+    ["--claims=x.md", "--study=x.md"], ["--study=out/claims.md"], ["--claims=out/../out/index.html"]])
+def test_pages_do_not_overwrite_each_other(pages):
+  with pytest.raises(ConfigError, match="must name two files"):
+    report.parse(["report", "--out=out", *pages])
+
+
 def test_all_files_are_written(tmp_path, results):
   root = results[0].folder.parent
   report.main(["report", f"--results={root}", f"--out={tmp_path / 'out'}",
-               f"--claims={tmp_path / 'claims.md'}", f"--study={tmp_path / 'study.md'}"])
+               f"--claims={tmp_path / 'claims.md'}", f"--study={tmp_path / 'new' / 'study.md'}"])
   out = tmp_path / "out"
   assert {path.name for path in out.iterdir()} == {"index.html", "report.md", "claims.md",
                                                    "study.md"}
-  for name in ("claims.md", "study.md"):
-    assert (tmp_path / name).read_text() == (out / name).read_text()
+  assert (tmp_path / "claims.md").read_text() == (out / "claims.md").read_text()
+  assert (tmp_path / "new" / "study.md").read_text() == (out / "study.md").read_text()
   link = re.search(r"!\[.*\]\((.*)\)", (out / "report.md").read_text())[1]
   assert (out / link).is_file()
 

@@ -46,7 +46,7 @@ def with_study(decide: Callable[[Evidence], Verdict], *say: Say) -> Callable[[Ev
 
   def judge(evidence: Evidence) -> Verdict:
     aside = evidence.aside()
-    lines = list(filter(None, (_said(one, aside) for one in say)))
+    lines = list(filter(None, (said(one, aside) for one in say)))
     text = f"At the study's size ({aside.sizes}): {' '.join(lines)}" if lines else ""
     try:
       verdict = decide(evidence)
@@ -59,7 +59,8 @@ def with_study(decide: Callable[[Evidence], Verdict], *say: Say) -> Callable[[Ev
   return judge
 
 
-def _said(say: Say, evidence: Evidence) -> str:
+def said(say: Say, evidence: Evidence) -> str:
+  """Nothing where there is nothing to say."""
   try:
     return say(evidence)
   except Absent:

@@ -14,7 +14,7 @@ from damcha_jax.evaluation.intervals import student_quantile
 from damcha_jax.reporting import Row
 from experiments import claims_of_study as study
 from experiments import paper_tables
-from experiments.claims import Absent, Evidence, number, with_spread
+from experiments.claims import Evidence, number, with_spread
 from experiments.document import Block, Figure, Heading, Paragraph, Table
 from experiments.results import by_size, FIGURES, Result, SMOKE
 
@@ -32,7 +32,6 @@ _PARTS = {
     "damcha_normalized": "with a normalized context",
     "damcha_robust": "with all three of these (`robust`)",
     "damcha_prefix": "with a metric for each token (stride 1)"}
-
 _INFERENCE = {"": "all blocks", "-off_diagonal": "all but the diagonal ones",
               "-diagonal": "the diagonal ones alone", "-shifted": "one other of each row alone"}
 
@@ -288,8 +287,9 @@ def blocks(results: Sequence[Result], paper: Mapping[str, Any]) -> list[Block]:
 def _tuning(result: Result) -> Iterator[Block]:
   """Validation losses by factor, and the one that was chosen."""
   lines: dict[tuple[str, str], list[str]] = {}
-  tuned = [row for row in result.rows if row["metric"] == TUNING and row["variant"]]
-  for row in tuned:
+  for row in result.rows:
+    if row["metric"] != TUNING or not row["variant"]:
+      continue
     factor = row["variant"].removeprefix("learning rate x ")
     text = f"{factor}: " + ("diverged" if row["value"] is None else number(row["value"]))
     lines.setdefault((row["dataset"], row["attention"]), []).append(
@@ -309,9 +309,8 @@ def _tuning(result: Result) -> Iterator[Block]:
 def _answer(question: Question, result: Result, evidence: Evidence) -> Iterator[Block]:
   found = differences(question, result.rows)
   yield Heading(3, question.text)
-  said = [_sentence(found)] + [text for text in (_said(say, evidence) for say in question.also)
-                               if text]
-  yield Paragraph(" ".join(filter(None, (*said, question.reading))))
+  texts = (_sentence(found), *(study.said(say, evidence) for say in question.also), question.reading)
+  yield Paragraph(" ".join(filter(None, texts)))
   if found:
     yield Table("Test losses in nats per token.", tuple(dict.fromkeys(
         (result.command, *evidence.commands))),
@@ -321,13 +320,6 @@ def _answer(question: Question, result: Result, evidence: Evidence) -> Iterator[
   if path.is_file():
     yield Figure(path, question.text, "Points are differences, bars 95% intervals where there "
                  "are any.", (result.command,))
-
-
-def _said(say: study.Say, evidence: Evidence) -> str:
-  try:
-    return say(evidence)
-  except Absent:
-    return ""
 
 
 def _sentence(found: Sequence[Difference]) -> str:

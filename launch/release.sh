@@ -26,7 +26,7 @@ install "$work/user/bin/python" --constraint "$constraints" "${wheel}[test]"
 cd "$work/tree"
 "$work/user/bin/python" -m tests.library_tests "$work/tests"
 cd "$work/tests"
-"$work/user/bin/python" -P -m pytest -q -n auto --dist loadfile -p no:cacheprovider "$@"
+"$work/user/bin/python" -P -m pytest -q -n auto --dist loadfile --max-worker-restart=0 -p no:cacheprovider "$@"
 mkdir -p "$root/dist"
 cp "$work"/dist/* "$root/dist/"
 printf 'Ready: %s\n' "$root"/dist/*

@@ -6,5 +6,6 @@ set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 prepare_environment test
 cd "$root"
-# One worker per core; a file stays with one worker, since its tests share what is slow to make.
-exec "$environment_python" -m pytest -n auto --dist loadfile "$@"
+# One worker per core; a file stays with one worker, since its tests share what is slow to make. A
+# worker that dies is one failure: a replacement may wait for ever (pytest-xdist's issue 1378).
+exec "$environment_python" -m pytest -n auto --dist loadfile --max-worker-restart=0 "$@"

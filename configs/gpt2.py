@@ -37,7 +37,7 @@ def paper(dataset: str) -> ml_collections.ConfigDict:
   config.experiment = "gpt2_enwik8"
   config.name = dataset
   config.size = "paper"
-  config.dataset = dataset  # 5.4; also the path of a text file of your own
+  config.dataset = dataset  # 5.4; also PATH, text8:PATH or mix:PATH, of a text file of your own
   config.attentions = "mha,dcmha,damcha"  # Table 5's rows; comma-separated
   config.seeds = (0,)  # omitted: one run per cell is what Table 5 shows
   config.num_steps = 100_000  # 5.4

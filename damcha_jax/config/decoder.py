@@ -30,8 +30,8 @@ class DecoderConfig(TransformerConfig):
 class LanguageModelConfig(DecoderConfig):
   """One language-model experiment (paper Section 5.4).
 
-  `dataset` is 'enwik8', 'text8', 'mix', 'sample_text', 'sample_text8', 'sample_mix' or the path of
-  a text file.
+  `dataset` is 'enwik8', 'text8', 'mix', 'sample_text', 'sample_text8', 'sample_mix', the path of a
+  text file, 'text8:' and a path for its text cleaned as text8 was, or 'mix:' and a path for both.
   """
 
   data: DataConfig

@@ -18,7 +18,7 @@ from damcha_jax.config import ConfigError, DataConfig
 from damcha_jax.data import corpora
 from damcha_jax.data.decontamination import drop_overlap
 from damcha_jax.data.prepared import load_prepared, read_metadata
-from damcha_jax.data.text8 import clean_rst, clean_wikitext
+from damcha_jax.data.text8 import clean_rst, clean_wikitext, normalize
 from damcha_jax.errors import DataError
 from damcha_jax.files import expanded, file_hash
 
@@ -26,6 +26,7 @@ from damcha_jax.files import expanded, file_hash
 BOS = 0
 SAMPLE_FILE = Path(__file__).parent / "samples" / "python_docs.rst.xz"
 DATASETS = ("enwik8", "text8", "mix", "sample_text", "sample_text8", "sample_mix")
+CLEANED, MIXED = "text8:", "mix:"  # before the path of a file of one's own
 
 Batch = dict[str, np.ndarray]
 Arrays = Mapping[str, np.ndarray]
@@ -52,7 +53,8 @@ def load_corpus(dataset: str, data: DataConfig) -> Corpus:
 
   Args:
     dataset: 'enwik8', 'text8', 'mix' (prepared under `data.data_dir`), 'sample_text',
-      'sample_text8', 'sample_mix' (shipped), or the path of a file.
+      'sample_text8', 'sample_mix' (shipped), the path of a file, 'text8:' and a path for what
+      `text8.normalize` leaves of that file, or 'mix:' and a path for both of these mixed.
     data: where prepared corpora live, whether Mix is decontaminated (text8's training part covers
       the articles of enwik8's validation and test parts), and how much of each held-out source is
       kept.
@@ -67,7 +69,7 @@ def load_corpus(dataset: str, data: DataConfig) -> Corpus:
 
 
 def _whole_corpus(dataset: str, data: DataConfig) -> Corpus:
-  if dataset in ("mix", "sample_mix"):
+  if dataset in ("mix", "sample_mix") or dataset.startswith(MIXED):
     raw, cleaned = _parts_of(dataset, data)
     return _mix(dataset, raw, cleaned, data.decontaminate)
   if dataset in corpora.CORPORA:
@@ -77,15 +79,28 @@ def _whole_corpus(dataset: str, data: DataConfig) -> Corpus:
   elif dataset in ("sample_text", "sample_text8"):
     splits, hashes = _sample(dataset), {SAMPLE_FILE.name: file_hash(SAMPLE_FILE)}
   else:
-    splits = _own_file(dataset)
-    hashes = {Path(dataset).name: file_hash(expanded(dataset))}
-  return Corpus(dataset, **{split: {dataset: array} for split, array in splits.items()},
-                hashes=hashes)
+    return _own_corpus(dataset)
+  return _single(dataset, splits, hashes)
+
+
+def _own_corpus(dataset: str) -> Corpus:
+  """Of a path, or of `CLEANED` and a path."""
+  path = dataset.removeprefix(CLEANED)
+  splits = _own_file(path)
+  hashes = {Path(path).name: file_hash(expanded(path))}
+  return _single(dataset, splits if path == dataset else _cleaned(path, *hashes.values()), hashes)
+
+
+def _single(name: str, splits: Arrays, hashes: Mapping[str, str]) -> Corpus:
+  return Corpus(name, **{split: {name: array} for split, array in splits.items()}, hashes=hashes)
 
 
 def _parts_of(mix: str, data: DataConfig) -> tuple[Corpus, ...]:
   if mix == "sample_mix":
     return _whole_corpus("sample_text", data), _whole_corpus("sample_text8", data)
+  if mix.startswith(MIXED):
+    path = mix.removeprefix(MIXED)
+    return _own_corpus(path), _own_corpus(CLEANED + path)
   try:
     return tuple(_whole_corpus(source, data) for source in corpora.MIX)
   except DataError as error:
@@ -98,7 +113,7 @@ def _mix(name: str, raw: Corpus, cleaned: Corpus, decontaminate: bool) -> Corpus
   train = {**raw.train, **cleaned.train}
   notes = ()
   if decontaminate:
-    clean = clean_wikitext if name == "mix" else clean_rst
+    clean = {"mix": clean_wikitext, "sample_mix": clean_rst}.get(name, normalize)
     held_out = [clean(array.tobytes()) for split in (raw.validation, raw.test)
                 for array in split.values()]
     (source,) = cleaned.train
@@ -128,11 +143,23 @@ def _sample(dataset: str) -> dict[str, np.ndarray]:
   return split_bytes(np.frombuffer(text, np.uint8))
 
 
+@functools.lru_cache(maxsize=2)
+def _cleaned(path: str, content_hash: str) -> dict[str, np.ndarray]:
+  del content_hash  # a file that has changed is cleaned anew
+  splits = {split: np.frombuffer(normalize(array.tobytes()), np.uint8)
+            for split, array in _own_file(path).items()}
+  for split, array in splits.items():
+    if not len(array):
+      raise DataError(f"cleaning leaves nothing of the {split} part of the text file "
+                      f"{expanded(path)}: it has no letter a-z and no digit; use '{path}' as it is")
+  return splits
+
+
 def _own_file(dataset: str) -> dict[str, np.ndarray]:
   path = expanded(dataset)
-  if not path.exists() and "/" not in dataset and "." not in dataset:
+  if not dataset or not (path.exists() or "/" in dataset or "." in dataset):
     raise ConfigError(f"unknown dataset '{dataset}'; use one of {', '.join(DATASETS)}, or the "
-                      "path of a text file")
+                      f"path of a text file, alone or after '{CLEANED}' or '{MIXED}'")
   try:
     if path.stat().st_size == 0:
       raise DataError(f"the text file {path} is empty")

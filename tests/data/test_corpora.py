@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from damcha_jax.config import ConfigError, DataConfig
-from damcha_jax.data import corpora, prepared, sources
+from damcha_jax.data import corpora, prepared, sources, text8
 from damcha_jax.data.baselines import gzip9_bits_per_byte
 from damcha_jax.data.decontamination import find_overlap
 from damcha_jax.data.sources import TrainWindows, load_corpus
@@ -103,6 +103,47 @@ def test_own_file_is_split_in_order(tmp_path):
   parts = [getattr(corpus, split)[str(path)] for split in corpora.SPLITS]
   assert [len(part) for part in parts] == [180, 10, 10]
   assert np.concatenate(parts).tobytes() == path.read_bytes()
+
+
+def test_own_file_is_cleaned_and_mixed_split_by_split(tmp_path):
+  path = tmp_path / "own.txt"
+  path.write_text("".join(f"* Entry {number}: {'ABC' * number}\n" for number in range(200)))
+  own, cleaned = load_corpus(str(path), _config()), load_corpus(f"text8:{path}", _config())
+  mixed = load_corpus(f"mix:{path}", _config())
+  for split in corpora.SPLITS:
+    (array,), (clean,) = getattr(own, split).values(), getattr(cleaned, split).values()
+    assert clean.tobytes() == text8.normalize(array.tobytes())
+    for one, part in zip((array, clean), getattr(mixed, split).values(), strict=True):
+      assert np.array_equal(one, part)
+  assert own.hashes == cleaned.hashes == mixed.hashes
+  path.write_text("another text " * 100)
+  (changed,) = load_corpus(f"text8:{path}", _config()).train.values()
+  assert changed.tobytes().startswith(b"another text another")
+
+
+def test_own_mix_is_decontaminated_as_it_was_cleaned(tmp_path):
+  path = tmp_path / "own.txt"
+  words = np.random.default_rng(0).integers(0, 1000, 5000)
+  lines = "".join(f"Word-{word},\n" for word in words)
+  path.write_text(lines + lines[-2000:] * 2)  # ends on what training has
+  plain, cut = (load_corpus(f"mix:{path}", _config(decontaminate=one)) for one in (False, True))
+  (raw, cleaned), (raw_cut, cleaned_cut) = plain.train.values(), cut.train.values()
+  assert np.array_equal(raw, raw_cut) and len(cleaned_cut) < len(cleaned)
+
+
+@pytest.mark.parametrize("dataset", ["text8:", "mix:", "text8:enwik8", "mix:mix", "mix:sample_text"])
+def test_only_paths_are_cleaned_and_mixed(dataset):
+  with pytest.raises(ConfigError, match=f"unknown dataset '{dataset.partition(':')[2]}'"):
+    load_corpus(dataset, _config())
+
+
+def test_own_file_of_which_cleaning_leaves_nothing(tmp_path):
+  path = tmp_path / "own.txt"
+  path.write_text("日本語" * 100)
+  load_corpus(str(path), _config())
+  for kind in ("text8", "mix"):
+    with pytest.raises(DataError, match="nothing of the train part of the text file .*own.txt"):
+      load_corpus(f"{kind}:{path}", _config())
 
 
 @pytest.mark.parametrize("content, message", [

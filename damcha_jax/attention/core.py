@@ -9,6 +9,9 @@ the softmax; either may change the number of heads.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+import contextlib
+import contextvars
 import functools
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -23,6 +26,22 @@ IMPLEMENTATIONS = ("auto", "plain", "xla", "cudnn")
 Compose = Callable[[Array], Array]  # [B, H, T, S] -> [B, H', T, S]
 Sow = Callable[[str, Array], Any]
 Rows = Callable[..., Array]  # rows(x, axis=1): the entries of x that belong to the queries at hand
+
+# Causal attention goes by blocks of queries, each without the keys after it: N blocks make
+# (N + 1) / 2N of all scores, and fewer at a time. More blocks gain little and compile for longer.
+_MOST_BLOCKS = 4
+_LEAST_BLOCK = 64
+_whole = contextvars.ContextVar("whole", default=False)
+
+
+@contextlib.contextmanager
+def whole_scores() -> Iterator[None]:
+  """Where operations are counted: causal attention makes all scores, as is the convention."""
+  token = _whole.set(True)
+  try:
+    yield
+  finally:
+    _whole.reset(token)
 
 
 class Dropout(NamedTuple):
@@ -44,11 +63,15 @@ def attention_weights(
     bias: Optional[Array] = None,
     mask: Optional[Array] = None,
     is_causal: bool = False,
+    first_query: int = 0,
     precision: Any = None,
     compose_scores: Optional[Compose] = None,
     sow: Optional[Sow] = None,
 ) -> Array:
-  """softmax(compose(q k^T * scale) + bias) as [B, H, T, S] in float32, zero where masked."""
+  """softmax(compose(q k^T * scale) + bias) as [B, H, T, S] in float32, zero where masked.
+
+  With `is_causal`, query t sees keys 0 .. first_query + t.
+  """
   equation, key = "bthk,bshk->bhts", key_BSHK
   if key_BSHK.shape[2] == 1:  # one key head serves all queries
     equation, key = "bthk,bsk->bhts", key_BSHK[:, :, 0]
@@ -72,11 +95,13 @@ def attention_weights(
     sow("attention_scores", scores_BHTS)
   # Causality alone leaves every query the first key; a bias might outweigh it.
   may_be_blind = mask is not None or bias is not None
-  return masked_softmax(scores_BHTS, visible(mask, is_causal, scores_BHTS.shape), may_be_blind)
+  seen = visible(mask, is_causal, scores_BHTS.shape, first_query)
+  return masked_softmax(scores_BHTS, seen, may_be_blind)
 
 
-def visible(mask: Optional[Array], is_causal: bool, shape: tuple[int, ...]) -> Optional[Array]:
-  causal = masks.causal(shape[-2], shape[-1]) if is_causal else None
+def visible(mask: Optional[Array], is_causal: bool, shape: tuple[int, ...],
+            first_query: int = 0) -> Optional[Array]:
+  causal = masks.causal(shape[-2], shape[-1], first_query) if is_causal else None
   return masks.combine(mask, causal)
 
 
@@ -141,30 +166,11 @@ def attend(
     fused = not needs_plain and _cudnn_applies(query_BTHK)
     implementation = "cudnn" if fused else "plain"
   if implementation == "plain":
-    weights_BHTS = attention_weights(
-        query_BTHK,
-        key_BSHK,
-        scale=scale,
-        bias=bias,
-        mask=mask,
-        is_causal=is_causal,
-        precision=precision,
-        compose_scores=compose_scores,
-        sow=sow,
-    )
-    if compose_weights is not None:
-      if sow is not None:
-        sow("attention_softmax", weights_BHTS)
-      weights_BHTS = compose_weights(weights_BHTS)
-    if sow is not None:
-      sow("attention_weights", weights_BHTS)
-    weights_BHTS = weights_BHTS.astype(value_BSHK.dtype)
-    if dropout is not None:
-      weights_BHTS = dropout(weights_BHTS)
-    if value_BSHK.shape[2] == 1:
-      value_BSK = value_BSHK[:, :, 0]
-      return jnp.einsum("bhts,bsk->bthk", weights_BHTS, value_BSK, precision=precision)
-    return jnp.einsum("bhts,bshk->bthk", weights_BHTS, value_BSHK, precision=precision)
+    plain = functools.partial(_attend_plain, scale=scale, is_causal=is_causal, precision=precision)
+    if is_causal and all(hook is None for hook in (sow, compose_scores, compose_weights)):
+      return _in_causal_blocks(plain, query_BTHK, key_BSHK, value_BSHK, bias, mask, dropout)
+    return plain(query_BTHK, key_BSHK, value_BSHK, bias=bias, mask=mask, dropout=dropout, sow=sow,
+                 compose_scores=compose_scores, compose_weights=compose_weights)
   if needs_plain:
     raise ValueError(
         f"implementation {implementation!r} can neither drop, return nor mix weights, nor use"
@@ -186,6 +192,82 @@ def attend(
   num_queries, num_keys = query_BTHK.shape[1], key_BSHK.shape[1]
   sees_BHT = visible(mask, is_causal, (num_queries, num_keys)).any(-1)
   return jnp.where(jnp.swapaxes(sees_BHT, -1, -2)[..., None], output_BTHK, 0)
+
+
+def _attend_plain(
+    query_BTHK: Array,
+    key_BSHK: Array,
+    value_BSHK: Array,
+    *,
+    scale: float,
+    bias: Optional[Array],
+    mask: Optional[Array],
+    is_causal: bool,
+    dropout: Optional[Dropout],
+    precision: Any,
+    first_query: int = 0,
+    sow: Optional[Sow] = None,
+    compose_scores: Optional[Compose] = None,
+    compose_weights: Optional[Compose] = None,
+) -> Array:
+  weights_BHTS = attention_weights(
+      query_BTHK,
+      key_BSHK,
+      scale=scale,
+      bias=bias,
+      mask=mask,
+      is_causal=is_causal,
+      first_query=first_query,
+      precision=precision,
+      compose_scores=compose_scores,
+      sow=sow,
+  )
+  if compose_weights is not None:
+    if sow is not None:
+      sow("attention_softmax", weights_BHTS)
+    weights_BHTS = compose_weights(weights_BHTS)
+  if sow is not None:
+    sow("attention_weights", weights_BHTS)
+  weights_BHTS = weights_BHTS.astype(value_BSHK.dtype)
+  if dropout is not None:
+    weights_BHTS = dropout(weights_BHTS)
+  if value_BSHK.shape[2] == 1:
+    value_BSK = value_BSHK[:, :, 0]
+    return jnp.einsum("bhts,bsk->bthk", weights_BHTS, value_BSK, precision=precision)
+  return jnp.einsum("bhts,bshk->bthk", weights_BHTS, value_BSHK, precision=precision)
+
+
+def _in_causal_blocks(
+    attend_block: Callable[..., Array],
+    query_BTHK: Array,
+    key_BSHK: Array,
+    value_BSHK: Array,
+    bias: Optional[Array],
+    mask: Optional[Array],
+    dropout: Optional[Dropout],
+) -> Array:
+  """Each block of queries with the keys up to its end; those after it they do not see."""
+  num_queries = query_BTHK.shape[1]
+  num_blocks = 1 if _whole.get() else min(_MOST_BLOCKS, num_queries // _LEAST_BLOCK)
+  if num_blocks <= 1:
+    return attend_block(query_BTHK, key_BSHK, value_BSHK, bias=bias, mask=mask, dropout=dropout)
+  size = -(-num_queries // num_blocks)
+  outputs = []
+  for start in range(0, num_queries, size):
+    stop = min(start + size, num_queries)
+    cut = lambda x: None if x is None else _part(_part(x, 2, start, stop), 3, 0, stop)
+    outputs.append(attend_block(
+        query_BTHK[:, start:stop], key_BSHK[:, :stop], value_BSHK[:, :stop], first_query=start,
+        bias=cut(bias), mask=cut(mask),
+        dropout=dropout and dropout._replace(kept_BHTS=cut(dropout.kept_BHTS))))
+  return jnp.concatenate(outputs, axis=1)
+
+
+def _part(x: Array, axis: int, start: int, stop: int) -> Array:
+  """Entries along `axis`, unless there is one for all."""
+  if x.shape[axis] == 1:
+    return x
+  return jax.lax.slice_in_dim(x, start, min(stop, x.shape[axis]), axis=axis)
 
 
 def in_query_chunks(

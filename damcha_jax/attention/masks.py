@@ -11,9 +11,9 @@ import numpy as np
 Array = jax.Array
 
 
-def causal(num_queries: int, num_keys: int) -> Array:
-  """[1, 1, T, S]: query t sees keys 0 .. t."""
-  return jnp.tril(jnp.ones((num_queries, num_keys), bool))[None, None]
+def causal(num_queries: int, num_keys: int, first_query: int = 0) -> Array:
+  """[1, 1, T, S]: query t sees keys 0 .. first_query + t."""
+  return jnp.tril(jnp.ones((num_queries, num_keys), bool), first_query)[None, None]
 
 
 def same_segment(segment_ids_BT: Array) -> Array:

@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 import jax
 
-from damcha_jax.analysis.complexity import matmul_flops
+from damcha_jax.analysis.complexity import matmul_flops, trace
 from damcha_jax.training.task import Task
 
 # Dense bfloat16 FLOP/s per device from the makers' data sheets, by `device_kind`.
@@ -48,5 +48,5 @@ def model_flops_per_step(task: Task, params: Any, batch: Any) -> int:
   The backward pass has two products for each forward one. Rematerialised products do not count
   (MFU is about the model, not about the hardware's work), nor does anything elementwise.
   """
-  jaxpr = jax.make_jaxpr(lambda params, batch: task.loss_fn(params, batch, None))(params, batch)
-  return 3 * matmul_flops(jaxpr.jaxpr)
+  return 3 * matmul_flops(trace(lambda params, batch: task.loss_fn(params, batch, None),
+                                params, batch))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from damcha_jax.analysis import complexity
 from damcha_jax.attention import core, DamchaAttention, FutureLeakError, masks, MultiHeadAttention
 from damcha_jax.metric import MetricGenerator, StaticMetric
 
@@ -233,6 +234,29 @@ def test_causality_alone_hides_the_future_exactly_in_one_pass(num_queries, num_k
   selections = lambda function: len(re.findall(  # of scores or weights, not of the mask's entries
       r":f32\[[\d,]+\] = select_n", str(jax.make_jaxpr(function)(query_BTHK, key_BSHK))))
   assert selections(masked) == 2 and selections(causal) == 1
+
+
+@pytest.mark.parametrize("num_queries, num_keys, num_key_heads", [
+    (128, 128, H), (259, 259, 1), (300, 150, H), (150, 300, H)])
+def test_causal_blocks_attend_as_the_whole_with_fewer_scores(num_queries, num_keys, num_key_heads):
+  key = jax.random.key(0)
+  query_BTHK = jax.random.normal(key, (B, num_queries, H, K))
+  key_BSHK = jax.random.normal(jax.random.fold_in(key, 1), (B, num_keys, num_key_heads, K))
+  shape = (B, H, num_queries, num_keys)
+  full_mask = jax.random.bernoulli(jax.random.fold_in(key, 2), 0.7, shape)
+  dropout = core.Dropout(jax.random.bernoulli(jax.random.fold_in(key, 3), 0.5, shape), 0.5)
+  bias = jax.random.normal(jax.random.fold_in(key, 4), (1, 1, num_queries, num_keys))
+  for options in ({}, dict(mask=full_mask, bias=bias[:, :, :1], dropout=dropout)):
+
+    def loss(q, k):
+      return jnp.sum(jnp.sin(core.attend(q, k, 2 * k, scale=2.0, is_causal=True, **options)))
+
+    blocks = jax.value_and_grad(loss, (0, 1))(query_BTHK, key_BSHK)
+    with core.whole_scores():
+      whole = jax.value_and_grad(loss, (0, 1))(query_BTHK, key_BSHK)
+    num_flops = complexity.matmul_flops(jax.make_jaxpr(loss)(query_BTHK, key_BSHK).jaxpr)
+    assert num_flops < 0.9 * complexity.matmul_flops(complexity.trace(loss, query_BTHK, key_BSHK))
+    chex.assert_trees_all_close(blocks, whole, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("kind", ["mha", "stride"])

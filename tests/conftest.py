@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import os
+from pathlib import Path
 import shutil
+import sys
 import tempfile
 
 import pytest
@@ -21,6 +23,12 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 
+# Linux grants a process 65,530 mappings of memory and ends it with a segmentation fault, if not with
+# worse, beyond them. Every compiled program takes some, and jax keeps the programs of all tests.
+_MAPPINGS = Path("/proc/self/maps")
+_MOST_MAPPINGS = 20_000
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
   parser.addoption(
       "--golden_dir",
@@ -28,6 +36,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
       help="folder whose .npz files tests/golden checks, subfolders included;"
       " default: tests/golden/fixtures",
   )
+
+
+@pytest.fixture(name="let_programs_go", scope="module", autouse=True)
+def _let_programs_go() -> Iterator[None]:
+  yield
+  if ("jax" in sys.modules and _MAPPINGS.exists()
+      and _MAPPINGS.read_bytes().count(b"\n") > _MOST_MAPPINGS):
+    sys.modules["jax"].clear_caches()
 
 
 @pytest.fixture(name="fault")

@@ -3,15 +3,17 @@
   python -m experiments.study --config=configs/study_cpu.py
 
 MHA, DCMHA and DAMCHA, with the paper's preset, with the robust one and at full width, on four data
-sets with three seeds each at matched parameters; besides, with one seed and called exploratory,
-variants of our own, what single parts of the method are worth, matched FLOPs, corpora alone and
-mixed, and looks into the future. Some four hours on two idle cores; the same command resumes after
-a kill and says what is left. `--config.exploratory=` leaves out all but the core, and it takes
-others, as mix/tha, of `damcha_jax.config.study.VARIANTS`.
+sets with three seeds each at matched parameters, the first three of them also on the mixture's two
+parts; besides, with one seed and called exploratory, variants of our own, what single parts of the
+method are worth, matched FLOPs, and looks into the future. Some five hours on two idle cores; the
+same command resumes after a kill and says what is left. `--config.replicated= --config.exploratory=`
+leaves out all but the core, and both take others, as mix/tha, of `damcha_jax.config.study.VARIANTS`.
 
-The sets are the samples that ship with the package. One more, `dictionary`, is a file that
-`python -m damcha_jax.data.make_samples dictionary --out=~/.cache/damcha_jax` makes; its cells are
-added by `--config.exploratory=dictionary/mha,dictionary/damcha`.
+The sets are the samples that ship with the package. Others are larger corpora that
+`python -m damcha_jax.data.make_samples` makes of Debian packages: `dictionary`, `dictionary_text8`
+and `dictionary_mix` (`dictionary --out=~/.cache/damcha_jax`), and `more_pairs`
+(`more_pairs --out=~/.cache/damcha_jax/more_pairs`). Their cells are added by, for one,
+`--config.replicated=dictionary_mix/mha,dictionary_mix/damcha`.
 
   python -m experiments.study --config=configs/study_cpu.py:smoke
 
@@ -31,7 +33,9 @@ from configs import wmt14
 
 SIZES = ("paper", "smoke")
 SETS = {"mix": mix, "mix_decontaminated": mix, "text": enwik8, "text8": text8,
-        "dictionary": enwik8, "images": cifar10, "pairs": wmt14, "concepts": commongen}
+        "dictionary": enwik8, "dictionary_text8": text8, "dictionary_mix": mix,
+        "images": cifar10, "pairs": wmt14, "more_pairs": wmt14, "concepts": commongen}
+FOLDER = "~/.cache/damcha_jax"  # of what `make_samples` is told to put there
 # Sections have these from the config as a whole.
 COMMON = ("experiment", "name", "size", "attentions", "seeds")
 CORE = "mha,dcmha,damcha,damcha_robust,damcha_full_width"
@@ -55,6 +59,7 @@ def get_config(size: str = "paper") -> ml_collections.ConfigDict:
   config.sets = "mix,images,pairs,concepts"  # comma-separated; the core, as the next two
   config.variants = CORE
   config.seeds = (0, 1, 2)
+  config.replicated = ",".join(_replicated())  # SET/VARIANT with all seeds
   config.exploratory = ",".join(_exploratory())  # with the first seed alone
   config.shift = "text/text8"  # Section 1: how attention copes with a shift of distribution
   # The sets' own rates were chosen for MHA, and those of other experiments than the tuned sets' are
@@ -68,25 +73,31 @@ def get_config(size: str = "paper") -> ml_collections.ConfigDict:
       section.logging.tensorboard = False
     config[name] = section
   config.mix_decontaminated.data.decontaminate = True
-  config.dictionary.dataset = "~/.cache/damcha_jax/webster.txt"
+  config.dictionary.dataset = f"{FOLDER}/webster.txt"
+  config.dictionary_text8.dataset = f"text8:{FOLDER}/webster.txt"
+  config.dictionary_mix.dataset = f"mix:{FOLDER}/webster.txt"
+  config.more_pairs.dataset = f"{FOLDER}/more_pairs"
   if size == "smoke":
     shrink_to_smoke(config)
   return config.lock()
 
 
-def _exploratory() -> Iterable[str]:
-  """By question; what is in the core is trained once."""
+def _replicated() -> Iterable[str]:
   for name in ("text", "text8"):  # does the gain grow on the mixture?
     yield from (f"{name}/{attention}" for attention in ("mha", "dcmha", "damcha"))
+
+
+def _exploratory() -> Iterable[str]:
+  """By question; what is in the core is trained once."""
   yield from ("mix_decontaminated/mha", "mix_decontaminated/damcha")
   yield from (f"mix/damcha_{part}" for part in (*PARTS, *OWN))
   yield from ("mix/authors_mma", "mix/authors_mma_future")
-
 
 
 def shrink_to_smoke(config: ml_collections.ConfigDict) -> None:
   config.sets = "mix,concepts"
   config.variants = "mha,damcha"
   config.seeds = (0, 1)
+  config.replicated = ""
   config.exploratory = "mix/damcha_flops,text/mha,text/damcha"
   config.tuning.factors = (0.5, 1.0)

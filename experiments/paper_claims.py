@@ -74,7 +74,7 @@ _BEST_DIAGONAL = [(("table3", "DAMCHA", "CIFAR-10", "top50", full),
                   for full in tables.DEPTHS for diagonal in tables.DEPTHS]
 _THREE = "THA", "DCMHA", "MoA"
 _LARGEST_ON_MIX = with_study(tables.largest_on_mix, losses(
-    study.PRESETS, study.BASELINES, (*study.TEXTS, "mix_decontaminated")), study.on_mixture)
+    study.PRESETS, study.BASELINES, (*study.TEXTS, "mix_decontaminated")), study.on_mixture())
 
 CLAIMS = (
     # Abstract and introduction.

@@ -22,6 +22,12 @@ LOSS, MINUS, TUNING = "nats_per_token", "nats_minus_", "tuning_nats_per_token"
 PARAMS, ABSENT = "num_params", "–"
 PREFIX = "question-"  # of figures
 _SETS = ("mix", "images", "pairs", "concepts")
+_ABOUT = {  # what not every reader knows of a set
+    "mix_decontaminated": "`mix_decontaminated` lacks passages of the validation and test parts that "
+                          "training has word for word in its other half.",
+    "dictionary": "`dictionary` and sets whose names begin so are another corpus, four times as "
+                  "large, prepared in the same way.",
+    "more_pairs": "`more_pairs` are `pairs` with 18,500 more to train on, from a dictionary."}
 _PARTS = {
     "damcha_static": "without a generator: one learned metric for all inputs",
     "damcha_unshared": "without sharing: a generator for each layer",
@@ -148,11 +154,11 @@ def of_ablation(evidence: Evidence) -> str:
 
 QUESTIONS = (
     Question("baselines", "Does DAMCHA beat MHA and DCMHA at matched parameters?",
-             _over_sets(_SETS, ("damcha",), study.BASELINES)),
+             _over_sets((*_SETS, "more_pairs"), ("damcha",), study.BASELINES)),
     Question("mixture", "Does the gain grow on the mixture, as the paper says?",
-             _over_sets((*study.TEXTS, "mix_decontaminated"), ("damcha",), study.BASELINES),
-             "`mix_decontaminated` lacks passages of the validation and test parts that training "
-             "has word for word in its other half.", (study.on_mixture,)),
+             _over_sets((*study.TEXTS, "mix_decontaminated", *study.DICTIONARY), ("damcha",),
+                        study.BASELINES),
+             also=(study.on_mixture(), study.on_mixture(study.DICTIONARY))),
     Question("shift", "Does DAMCHA cope better with a shift of the distribution?",
              _over_sets((study.SHIFT, "text"), ("damcha", "damcha_robust"), ("mha",)),
              "Trained on text and tested on text8-style text."),
@@ -309,7 +315,9 @@ def _tuning(result: Result) -> Iterator[Block]:
 def _answer(question: Question, result: Result, evidence: Evidence) -> Iterator[Block]:
   found = differences(question, result.rows)
   yield Heading(3, question.text)
-  texts = (_sentence(found), *(study.said(say, evidence) for say in question.also), question.reading)
+  sets = {one.comparison.set for one in found}
+  texts = (_sentence(found), *(study.said(say, evidence) for say in question.also), question.reading,
+           *(about for name, about in _ABOUT.items() if name in sets))
   yield Paragraph(" ".join(filter(None, texts)))
   if found:
     yield Table("Test losses in nats per token.", tuple(dict.fromkeys(

@@ -26,7 +26,7 @@ from ml_collections import ConfigDict
 from damcha_jax import reporting
 from damcha_jax.config import freeze
 from damcha_jax.config.study import StudyConfig, VARIANTS
-from damcha_jax.errors import NonFiniteError
+from damcha_jax.errors import DataError, NonFiniteError
 from damcha_jax.evaluation.intervals import bootstrap, half_width
 from damcha_jax.reporting import Measurement
 from damcha_jax.training import loop
@@ -52,9 +52,12 @@ UNITS = {"nats_per_token": "nats/token"}
 UNITS_OF = {"gpt2_enwik8": {**UNITS, "bits_per_byte": "bits/byte"},
             "image_generation": {**UNITS, "bits_per_token": "bits/token"},
             "text_generation": UNITS}
-EXTENSIBLE = ("sets", "variants", "exploratory", "seeds")
+EXTENSIBLE = ("sets", "variants", "replicated", "exploratory", "seeds")
 BASELINES = ("mha", "dcmha", "damcha", "damcha_robust")
 TUNING = "tuning"
+# Files and folders, and what makes them.
+NOT_SHIPPED = {"webster.txt": "dictionary --out=~/.cache/damcha_jax",
+               "more_pairs": "more_pairs --out=~/.cache/damcha_jax/more_pairs"}
 Cell = tuple[str, str]  # set, variant
 Scores = dict[tuple[Cell, float], float]  # by factor
 Key = tuple[str, str, str, Optional[str], int]  # set, variant, split, part of it, seed
@@ -106,7 +109,14 @@ def check(config: StudyConfig) -> None:
              if name in config.shift_sets[:1])
   for own in (*{**tuned, **cells}.values(), *shifted):
     seed = own.seeds[0]
-    loop.check(MAKE_TASK[own.experiment](own, own.attentions, seed), own, seed)
+    try:
+      loop.check(MAKE_TASK[own.experiment](own, own.attentions, seed), own, seed)
+    except DataError as error:
+      maker = NOT_SHIPPED.get(Path(own.dataset).name)
+      if maker is None:
+        raise
+      raise DataError(f"{error}; 'python -m damcha_jax.data.make_samples {maker}' makes it, or leave "
+                      "its cells out") from error
 
 
 def tune(config: StudyConfig, workdir: Path) -> Scores:

@@ -21,8 +21,11 @@ SETS = {
     "text": ("gpt2_enwik8", LanguageModelConfig, "enwik8"),
     "text8": ("gpt2_enwik8", LanguageModelConfig, "text8"),
     "dictionary": ("gpt2_enwik8", LanguageModelConfig, "enwik8"),
+    "dictionary_text8": ("gpt2_enwik8", LanguageModelConfig, "text8"),
+    "dictionary_mix": ("gpt2_enwik8", LanguageModelConfig, "mix"),
     "images": ("image_generation", ImageGenerationConfig, "cifar10"),
     "pairs": ("text_generation", TextGenerationConfig, "wmt14"),
+    "more_pairs": ("text_generation", TextGenerationConfig, "wmt14"),
     "concepts": ("text_generation", TextGenerationConfig, "commongen"),
 }
 # What a set's section has from the study as a whole.
@@ -106,7 +109,7 @@ class TuningConfig:
 
 @dataclasses.dataclass(frozen=True)
 class StudyConfig:
-  """Every variant on every set with every seed, and further cells with the first seed alone.
+  """Every variant on every set with every seed, and further cells with all or the first of them.
 
   A set's section is the config of its experiment without `COMMON`.
   """
@@ -117,7 +120,8 @@ class StudyConfig:
   sets: str  # comma-separated, of SETS
   variants: str  # comma-separated, of VARIANTS
   seeds: tuple[int, ...]
-  exploratory: str  # comma-separated SET/VARIANT; may be empty
+  replicated: str  # comma-separated SET/VARIANT, with every seed; may be empty
+  exploratory: str  # the same, with the first seed alone
   shift: str  # SET/OTHER: what is trained on a set is tested on another too; may be empty
   tuning: TuningConfig
   mix: dict
@@ -125,17 +129,21 @@ class StudyConfig:
   text: dict
   text8: dict
   dictionary: dict
+  dictionary_text8: dict
+  dictionary_mix: dict
   images: dict
   pairs: dict
+  more_pairs: dict
   concepts: dict
 
   def __post_init__(self):
-    for key, entries in (("sets", self.sets), ("variants", self.variants),
-                         ("exploratory", self.exploratory), ("tuning.sets", self.tuning.sets)):
+    may_be_empty = dict(replicated=self.replicated, exploratory=self.exploratory)
+    for key, entries in {"sets": self.sets, "variants": self.variants, **may_be_empty,
+                         "tuning.sets": self.tuning.sets}.items():
       names = entries.split(",")
       require(len(set(names)) == len(names),
               f"config key '{key}' names an entry twice: {entries}")
-      require(all(names) or (key == "exploratory" and entries == ""),
+      require(all(names) or (key in may_be_empty and entries == ""),
               f"config key '{key}' has an empty entry: '{entries}'; remove the comma")
     require(len(set(self.seeds)) == len(self.seeds) > 0,
             f"config key 'seeds' must name at least one and none twice, not {self.seeds}")
@@ -169,11 +177,12 @@ class StudyConfig:
     """The seeds of each (set, variant)."""
     cells = {(one, variant): self.seeds
              for one in self.sets.split(",") for variant in self.variants.split(",")}
-    for cell in filter(None, self.exploratory.split(",")):
-      one, separator, variant = cell.partition("/")
-      require(bool(separator),
-              f"config key 'exploratory' must hold entries like mix/damcha, not '{cell}'")
-      cells.setdefault((one, variant), self.seeds[:1])
+    for key, seeds in (("replicated", self.seeds), ("exploratory", self.seeds[:1])):
+      for cell in filter(None, getattr(self, key).split(",")):
+        one, separator, variant = cell.partition("/")
+        require(bool(separator),
+                f"config key '{key}' must hold entries like mix/damcha, not '{cell}'")
+        cells.setdefault((one, variant), seeds)
     return cells
 
   @property

@@ -322,7 +322,8 @@ class _Run:
     }
     self.directory.write_json("result.json", result, sealed=True)
     held_out = test or {"validation": result["best"]["metrics"]["validation"]}
-    self.progress.note(f"step {best_step} (best): " + ", ".join(
+    chosen = "best" if self.config.checkpoint.keep_best else "last"
+    self.progress.note(f"step {best_step} ({chosen}): " + ", ".join(
         f"{split} {metrics[self.task.selection_metric]:.4f}" for split, metrics in held_out.items())
         + f" {self.task.selection_metric}; done in {self.directory.path}")
     return result

@@ -19,10 +19,12 @@ def _config(**changes):
   return freeze(config, StudyConfig)
 
 
-def test_the_core_has_all_seeds_and_what_is_exploratory_the_first():
-  cells = _config(seeds=(3, 4)).cells
+def test_the_core_and_what_is_replicated_have_all_seeds_and_what_is_exploratory_the_first():
+  cells = _config(seeds=(3, 4), replicated="text8/dcmha",
+                  exploratory="mix/damcha_static,text8/mha,text8/dcmha").cells
   assert cells["images", "damcha_robust"] == (3, 4)
   assert cells["mix", "mha"] == (3, 4)
+  assert cells["text8", "dcmha"] == (3, 4)
   assert cells["mix", "damcha_static"] == cells["text8", "mha"] == (3,)
 
 
@@ -46,7 +48,8 @@ def test_the_factor_scales_the_learning_rate_alone():
 
 
 def test_every_variant_whose_rate_another_takes_is_tuned():
-  assert _config(sets="mix", variants="damcha_robust", exploratory="text/tha").tuned == (
+  assert _config(sets="mix", variants="damcha_robust", replicated="",
+                 exploratory="text/tha").tuned == (
       ("mix", "damcha_robust"), ("mix", "mha"))
 
 
@@ -62,7 +65,9 @@ def test_rates_are_tuned_on_the_set_itself_or_on_one_of_its_experiment():
     (dict(sets="mix,mix"), "names an entry twice"),
     (dict(sets="mixx"), "unknown set 'mixx'"),
     (dict(variants="damcha_best"), "unknown variant 'damcha_best'"),
-    (dict(exploratory="mix"), "entries like mix/damcha"),
+    (dict(exploratory="mix"), "'exploratory' must hold entries like mix/damcha"),
+    (dict(replicated="mix"), "'replicated' must hold entries like mix/damcha"),
+    (dict(replicated="text/mha,text/mha"), "'replicated' names an entry twice"),
     (dict(exploratory="mix/damcha,"), "empty entry: 'mix/damcha,'; remove the comma"),
     (dict(sets="mix,"), "empty entry"),
     (dict(seeds=(0, 100)), "tuning.seed=100 is one of the seeds"),
@@ -90,4 +95,17 @@ def test_data_of_every_run_are_looked_for_before_any_is_trained(tmp_path, change
     config.update(ConfigDict(dict(sets="mix", variants="mha", exploratory="", **changes)))
     config.dictionary.dataset = str(tmp_path / "nothing.txt")
   with pytest.raises(DataError, match="nothing.txt"):
+    study.check(freeze(config, StudyConfig))
+
+
+@pytest.mark.parametrize("name, maker", [
+    ("dictionary_mix", "make_samples dictionary --out=~/.cache/damcha_jax'"),
+    ("more_pairs", "make_samples more_pairs --out=~/.cache/damcha_jax/more_pairs'")])
+def test_what_does_not_ship_says_how_it_is_made(tmp_path, name, maker, monkeypatch):
+  monkeypatch.setenv("HOME", str(tmp_path))
+  config = study_cpu.get_config("smoke")
+  with config.unlocked():
+    config.sets, config.variants, config.exploratory = name, "mha", ""
+    config.tuning.sets = name
+  with pytest.raises(DataError, match=f"{maker} makes it"):
     study.check(freeze(config, StudyConfig))

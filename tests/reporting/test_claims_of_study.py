@@ -48,8 +48,8 @@ def test_each_set_has_its_difference_with_the_interval(tmp_path):
   assert study.losses(("damcha_stack",), ("mha",))(_evidence(tmp_path / "none", rows)) == ""
 
 
-def _mixture(gains, halves):
-  return [one for name, gain, half in zip(study.TEXTS, gains, halves)
+def _mixture(gains, halves, names=study.TEXTS):
+  return [one for name, gain, half in zip(names, gains, halves)
           for one in (row("mha", "nats_per_token", 2.0, dataset=name),
                       *less("damcha", "mha", name, -gain, half))]
 
@@ -61,8 +61,16 @@ def _mixture(gains, halves):
     ((0.1, 0.1, 0.4), (None, None, 0.01), "(undecided, since some are of a single seed)"),
 ])
 def test_gains_on_the_mixture_are_held_against_those_on_its_parts(tmp_path, gains, halves, word):
-  text = study.on_mixture(_evidence(tmp_path, _mixture(gains, halves)))
+  text = study.on_mixture()(_evidence(tmp_path, _mixture(gains, halves)))
   assert f"mix {50 * gains[2]:.2f}%" in text and word in text
+
+
+def test_each_corpus_has_a_mixture_of_its_own(tmp_path):
+  rows = _mixture((0.1, 0.1, 0.4), (0.01,) * 3) + _mixture((0.1, 0.4, 0.1), (0.01,) * 3,
+                                                           study.DICTIONARY)
+  evidence = _evidence(tmp_path, rows)
+  assert "(largest on mix)" in study.on_mixture()(evidence)
+  assert "(not largest on dictionary_mix)" in study.on_mixture(study.DICTIONARY)(evidence)
 
 
 @pytest.mark.parametrize("shift, plain, status", [
@@ -136,7 +144,7 @@ def test_the_study_leaves_a_verdict_and_says_its_size_data_and_seeds(tmp_path):
   assert one.verdict.evidence.startswith(
       "As claimed. At the study's size (`study_cpu:paper`, sample data, 3 seeds): Test loss")
   assert one.commands == ("python -m experiments.study --config=configs/study_cpu.py",)
-  partly = study.with_study(lambda _: Verdict(REPRODUCED, "As claimed."), study.on_mixture)
+  partly = study.with_study(lambda _: Verdict(REPRODUCED, "As claimed."), study.on_mixture())
   assert _judge(_results(tmp_path / "text", _mixture((0.1,) * 3, (None,) * 3)[1:]),
                 partly).verdict.evidence == "As claimed."
   alone = _judge(results, _decide(None))

@@ -6,7 +6,7 @@ import made_up_results
 from made_up_results import row
 import pytest
 
-from damcha_jax.config.study import VARIANTS
+from damcha_jax.config.study import SETS, VARIANTS
 from damcha_jax.evaluation.intervals import student_quantile
 from experiments import claims
 from experiments import claims_of_study
@@ -103,7 +103,7 @@ def test_every_comparison_is_of_the_study():
     assert len({one.name for one in question.comparisons}) == len(question.comparisons)
     for one in question.comparisons:
       assert {one.variant, one.baseline} <= set(VARIANTS)
-      assert one.set in (*claims_of_study.SETS, claims_of_study.SHIFT)
+      assert one.set in (*SETS, claims_of_study.SHIFT)
   asked = {one.variant for question in questions.QUESTIONS for one in question.comparisons}
   assert set(VARIANTS) - asked <= {"mha", "dcmha"}
 

@@ -146,8 +146,9 @@ def attend(
     bias: finite, added to the scaled (and composed) dot products, broadcastable to [B, H, T, S].
     mask: boolean, broadcastable to [B, H, T, S]; True means visible.
     is_causal: hide keys after the query's position as well.
-    implementation: 'plain' (einsum), 'xla' or 'cudnn' (`jax.nn.dot_product_attention`), or 'auto':
-      cuDNN on a GPU where it applies, else plain. All agree within rounding.
+    implementation: 'plain' (einsum; with `is_causal` and no hook, blocks of queries leave out most
+      hidden scores), 'xla' or 'cudnn' (`jax.nn.dot_product_attention`), or 'auto': cuDNN on a GPU
+      where it applies, else plain. All agree within rounding.
     dropout: applied to the (composed) weights ('plain' only).
     sow: receives, by name, `attention_scores` (composed, not masked), `attention_softmax` if there
       is a hook on the weights, and `attention_weights` (composed) ('plain' only).

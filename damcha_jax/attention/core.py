@@ -253,12 +253,15 @@ def _in_causal_blocks(
   if num_blocks <= 1:
     return attend_block(query_BTHK, key_BSHK, value_BSHK, bias=bias, mask=mask, dropout=dropout)
   size = -(-num_queries // num_blocks)
+  starts = range(0, num_queries, size)
+  # The gradient of a split, unlike that of slices, is in one piece before anything uses it.
+  queries = jnp.split(query_BTHK, list(starts[1:]), axis=1)
   outputs = []
-  for start in range(0, num_queries, size):
+  for start, block_BTHK in zip(starts, queries, strict=True):
     stop = min(start + size, num_queries)
     cut = lambda x: None if x is None else _part(_part(x, 2, start, stop), 3, 0, stop)
     outputs.append(attend_block(
-        query_BTHK[:, start:stop], key_BSHK[:, :stop], value_BSHK[:, :stop], first_query=start,
+        block_BTHK, key_BSHK[:, :stop], value_BSHK[:, :stop], first_query=start,
         bias=cut(bias), mask=cut(mask),
         dropout=dropout and dropout._replace(kept_BHTS=cut(dropout.kept_BHTS))))
   return jnp.concatenate(outputs, axis=1)

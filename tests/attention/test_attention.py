@@ -256,7 +256,9 @@ def test_causal_blocks_attend_as_the_whole_with_fewer_scores(num_queries, num_ke
       whole = jax.value_and_grad(loss, (0, 1))(query_BTHK, key_BSHK)
     num_flops = complexity.matmul_flops(jax.make_jaxpr(loss)(query_BTHK, key_BSHK).jaxpr)
     assert num_flops < 0.9 * complexity.matmul_flops(complexity.trace(loss, query_BTHK, key_BSHK))
-    chex.assert_trees_all_close(blocks, whole, rtol=2e-5, atol=2e-5)
+    chex.assert_trees_all_close(blocks, whole, rtol=2e-4, atol=2e-4)
+    # In one piece: what makes the queries may be far larger than they are.
+    assert " pad[" not in str(jax.make_jaxpr(jax.grad(loss))(query_BTHK, key_BSHK))
 
 
 @pytest.mark.parametrize("kind", ["mha", "stride"])

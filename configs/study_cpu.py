@@ -91,7 +91,7 @@ def _exploratory() -> Iterable[str]:
   """By question; what is in the core is trained once."""
   yield from ("mix_decontaminated/mha", "mix_decontaminated/damcha")
   yield from (f"mix/damcha_{part}" for part in (*PARTS, *OWN))
-  yield from ("mix/authors_mma", "mix/authors_mma_future")
+  yield from ("mix/mma", "mix/authors_mma", "mix/authors_mma_future")
 
 
 def shrink_to_smoke(config: ml_collections.ConfigDict) -> None:

@@ -197,7 +197,7 @@ def test_a_lost_process_ends_the_other_and_a_restart_resumes_bitwise(two, tmp_pa
   workdir = tmp_path / "run"
   processes = _start_two(workdir)
   other = processes[1 - lost]
-  deadline = time.monotonic() + 600
+  deadline = time.monotonic() + 300
   metrics = workdir / "damcha" / "seed0" / "metrics.jsonl"
   while not (metrics.exists() and '"step": 6, "split": "train"' in metrics.read_text()):
     assert time.monotonic() < deadline and other.poll() is None
@@ -206,7 +206,7 @@ def test_a_lost_process_ends_the_other_and_a_restart_resumes_bitwise(two, tmp_pa
   processes[lost].wait()
   killed_at = time.monotonic()
   assert other.wait(600) == 1
-  assert time.monotonic() - killed_at < 3 * TIMEOUT  # on a busy machine; half of that otherwise
+  assert time.monotonic() - killed_at < 2 * TIMEOUT
   log = (tmp_path / f"run-{1 - lost}.log").read_text()
   last_line = log.splitlines()[-1]
   assert last_line.startswith(f"error: process {lost} (") and "was lost" in last_line

@@ -76,8 +76,9 @@ def trace(function: Callable[..., Any], *inputs: Any) -> Any:
 
   That is how operations are counted by convention, though half of these are never needed.
   """
+  anew = lambda *inputs: function(*inputs)  # of `function` JAX may hold a trace with fewer scores
   with whole_scores():
-    return jax.make_jaxpr(lambda *inputs: function(*inputs))(*inputs).jaxpr  # cached by function
+    return jax.make_jaxpr(anew)(*inputs).jaxpr
 
 
 def param_shapes(model: nn.Module, *inputs: Any) -> Any:

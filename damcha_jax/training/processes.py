@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 import contextlib
+import ctypes
 import os
 from pathlib import Path
 import re
+import signal
 import socket
 import sys
 import threading
 import time
-from typing import Optional
+from typing import Any, Optional
 
 import jax
+from jax._src.distributed import global_state
 
 from damcha_jax.config import ConfigError
 from damcha_jax.errors import UserError
@@ -29,6 +32,7 @@ _DONE = "done"
 _A_DAY = 24 * 3600
 # What a collective operation says that has lost a peer, on one backend or another.
 _CONNECTION = re.compile("connection|gloo|nccl|peer|unavailable|deadline|coordination", re.IGNORECASE)
+_KEPT: list[Any] = []  # handlers of signals, which C does not keep alive
 
 
 @contextlib.contextmanager
@@ -70,12 +74,13 @@ def connected(workdir: Path, coordinator_address: Optional[str], num_processes: 
   if watch is None:
     watch = _Watch(workdir, jax.process_count(), jax.process_index(), timeout)
     watch.start()
-  watch.all_have_started()
+  watch.all_have_started(global_state.coordinator_address)  # which JAX may have found out
+  _before_abort(watch.end_without_coordinator)
   try:
     yield
   except jax.errors.JaxRuntimeError as error:
     if _CONNECTION.search(str(error)):
-      watch.find_out_who_is_lost(coordinator_address)
+      watch.find_out_who_is_lost()
     raise
   watch.say_done()  # not after an error: then the others shall end too
 
@@ -143,6 +148,7 @@ class _Watch:
     self._beats = Beats(workdir / _FOLDER, num_processes, process_id, timeout)
     self._what = f"process {process_id} of {num_processes}"
     self._timeout = timeout
+    self._coordinator_address = ""
     self._starting, self._done = True, False
     with writing(workdir / _FOLDER):
       self._beats.beat()
@@ -150,7 +156,8 @@ class _Watch:
   def start(self) -> None:
     threading.Thread(target=self._run, name="processes", daemon=True).start()
 
-  def all_have_started(self) -> None:
+  def all_have_started(self, coordinator_address: str) -> None:
+    self._coordinator_address = coordinator_address
     self._starting = False
 
   def say_done(self) -> None:
@@ -173,20 +180,37 @@ class _Watch:
         told = time.monotonic()
         print(f"note: {self._what} waits for {', '.join(waiting)}", file=sys.stderr, flush=True)
 
-  def find_out_who_is_lost(self, coordinator_address: Optional[str]) -> None:
+  def find_out_who_is_lost(self) -> None:
     """Ends this process in one line that names who is lost; returns if nobody is."""
     deadline = time.monotonic() + 1.5 * self._timeout  # by then the thread has told
     while time.monotonic() < deadline:
-      # JAX ends those that have lost process 0 with a crash, a moment later.
-      if coordinator_address is not None and not _listens(coordinator_address):
-        self._end(self._beats.described([0]), "cannot reach it")
+      self.end_without_coordinator()
       time.sleep(0.1)
+
+  def end_without_coordinator(self) -> None:
+    """Ends this process in one line if process 0 is lost, where JAX keeps all in touch."""
+    if not _listens(self._coordinator_address):
+      self._beats.listen()
+      self._end(self._beats.described([0]), "cannot reach it")
 
   def _end(self, lost: list[str], why: str) -> None:
     did = "did not start" if self._starting else "was lost"
     print(f"error: {', '.join(lost)} {did}: {self._what} {why}; start all processes again: they go "
           "on from the last checkpoint", file=sys.stderr, flush=True)
     os._exit(1)  # the main thread may hang in a collective operation
+
+
+def _before_abort(call: Callable[[], None]) -> None:
+  """Calls `call` where this process is about to be aborted, which goes on when that returns.
+
+  JAX aborts a process that has lost process 0, from a thread of its own. Python's handlers of
+  signals run in the main thread, which does not come to it.
+  """
+  handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: call())
+  _KEPT.append(handler)
+  set_handler = ctypes.CDLL(None).signal
+  set_handler.argtypes, set_handler.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+  set_handler(signal.SIGABRT, ctypes.cast(handler, ctypes.c_void_p))
 
 
 def _check_address(address: str, is_own: bool, timeout: float) -> None:

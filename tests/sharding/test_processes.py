@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+import re
 import signal
 import socket
 import subprocess
@@ -127,7 +128,53 @@ def test_who_listens_at_an_x_is_heard():
     assert processes_lib._listens("[::1]:%d" % server.getsockname()[1])
 
 
+_WAITING = """
+import os, pathlib, sys, time
+from damcha_jax.training.processes import connected
+workdir, address, num_processes, process_id, then = sys.argv[1:]
+with connected(pathlib.Path(workdir), address, int(num_processes), int(process_id), timeout=30):
+  pathlib.Path(workdir, f"connected{process_id}").touch()
+  eval(then)
+"""
+
+
+def _waiting(workdir, address, num_processes, process_id, then="time.sleep(300)"):
+  return subprocess.Popen(
+      [sys.executable, "-c", _WAITING, str(workdir), address, str(num_processes), str(process_id),
+       then], cwd=ROOT, env=_environment(1), text=True, stderr=subprocess.PIPE)
+
+
+def test_who_does_not_talk_to_a_lost_process_0_ends_with_its_name_too(tmp_path):
+  """It learns of the loss from JAX alone, which aborts it."""
+  address = _free_address()
+  lost, other = (_waiting(tmp_path, address, 2, index) for index in range(2))
+  with lost, other:
+    deadline = time.monotonic() + 120
+    while not all((tmp_path / f"connected{index}").exists() for index in range(2)):
+      assert time.monotonic() < deadline and other.poll() is None and lost.poll() is None
+      time.sleep(0.1)
+    lost.kill()
+    errors = other.communicate(timeout=60)[1]
+  assert other.returncode == 1
+  named = rf"process 0( \({socket.gethostname()}:{lost.pid}\))?"  # once it has beaten
+  assert re.match(f"error: {named} was lost: process 1 of 2 cannot reach it",
+                  errors.splitlines()[-1])
+
+
+def test_an_abort_that_no_lost_process_causes_stays_one(tmp_path):
+  with _waiting(tmp_path, _free_address(), 1, 0, "os.abort()") as process:
+    errors = process.communicate(timeout=120)[1]
+  assert process.returncode == -signal.SIGABRT
+  assert "error:" not in errors
+
+
 # Runs ---------------------------------------------------------------------------------------------
+
+
+def _free_address():
+  with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    return "127.0.0.1:%d" % free.getsockname()[1]
 
 
 def _environment(num_devices):
@@ -145,9 +192,7 @@ def _command(workdir, *more):
 
 
 def _start_two(workdir):
-  with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    address = "127.0.0.1:%d" % free.getsockname()[1]
+  address = _free_address()
   processes = []
   for index in range(2):
     with (workdir.parent / f"{workdir.name}-{index}.log").open("w") as log:

@@ -15,6 +15,7 @@ import sys
 from typing import Any, Optional
 
 from absl import flags
+from flax import linen as nn
 import jax
 import numpy as np
 
@@ -106,6 +107,9 @@ def find(run: Run, choice: Choice, layers: Optional[Sequence[int]] = None,
   """All that is found out about a run."""
   task, held_out = run.task, run.held_out(choice.num_examples)
   batch = run.training_batch(choice.num_examples)
+  one = {name: rows[:1] for name, rows in held_out.items()}
+  # Before what takes its time.
+  layers, heads = _pick_attention(task, one, layers, heads)
   diagnose = jax.jit(task.diagnostics)
   snapshots, initial_blocks = [], []
   for step, params in run.checkpoints(choice.steps):
@@ -114,13 +118,20 @@ def find(run: Run, choice: Choice, layers: Optional[Sequence[int]] = None,
       initial_blocks = geometry.stored_blocks(params)
     snapshots.append(_snapshot(task, step, params, metrics, diagnose(params), initial_blocks,
                                batch))
-  one = {name: rows[:1] for name, rows in held_out.items()}
   weights = probe.attention_weights(task.model, task.loss_fn, params, one)
-  chosen = {layer: weights[layer][0] for layer in _pick("layers", layers, list(weights), 3)}
-  num_heads = min((len(weights_HTS) for weights_HTS in chosen.values()), default=0)
+  chosen = {layer: weights[layer][0] for layer in layers}
   return Findings(run.name, run.attention, run.seed, run.dataset, run.variant, snapshots, chosen,
-                  tuple(_pick("heads", heads, range(num_heads), 4)),
-                  dict(_absent(run, metrics, snapshots[-1], chosen)))
+                  tuple(heads), dict(_absent(run, metrics, snapshots[-1], chosen)))
+
+
+def _pick_attention(task: Task, batch: Batch, layers: Optional[Sequence[int]],
+                    heads: Optional[Sequence[int]]) -> tuple[Sequence[int], Sequence[int]]:
+  """Whose attention is drawn."""
+  params = nn.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
+  num_heads = probe.num_heads(task.model, task.loss_fn, params, batch)
+  layers = _pick("layers", layers, list(num_heads), 3)
+  most = min((num_heads[layer] for layer in layers), default=0)
+  return layers, _pick("heads", heads, range(most), 4)
 
 
 def _snapshot(task: Task, step: int, params: Any, metrics: probe.Metrics,

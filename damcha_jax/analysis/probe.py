@@ -55,6 +55,13 @@ def attention_weights(model: nn.Module, loss_fn: LossFn, params: PyTree,
   return {layer: weights[layer] for layer in sorted(weights)}
 
 
+def num_heads(model: nn.Module, loss_fn: LossFn, params: PyTree,
+              batch: Mapping[str, np.ndarray]) -> dict[int, int]:
+  """Of how many heads `attention_weights` has weights, by layer, without computing any."""
+  shapes = jax.eval_shape(functools.partial(_weights, model, loss_fn), params, batch)
+  return {layer: shapes[layer].shape[1] for layer in sorted(shapes)}
+
+
 # With static arguments, so that all checkpoints of a run share what is compiled.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _metrics(model: nn.Module, loss_fn: LossFn, params: PyTree,

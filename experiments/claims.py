@@ -27,6 +27,9 @@ NEEDS_HARDWARE = "needs hardware"
 NOT_RUN = "not run here"
 UNDECIDED = "undecided"
 _ONLY = "holds only under "
+
+CLEAR = 1e-2  # a relative difference that is no rounding
+FULL_WIDTH = "full-width metrics (Appendix C.1)"
 # What these compute at the sizes that they name has no data, and holds for any.
 _OF_NO_DATA = ("theory", "efficiency")
 # Values of a config that choose among runs, and change none.
@@ -232,6 +235,17 @@ def _block(index: int, one: Judged) -> Iterator[Block]:
               if command not in one.commands and (is_open or not one.commands)]
   yield Code((*(f"{command}  # the evidence" for command in one.commands),
               *(f"{command}  # would decide it" for command in decisive)))
+
+
+def in_cases(held: Sequence[str], failed: Sequence[str]) -> str:
+  """The status of a claim that holds for some and not for others."""
+  if not failed:
+    return REPRODUCED
+  return holds_only_under(", ".join(held)) if held else NOT_REPRODUCED
+
+
+def values_of(rows: Sequence[Row]) -> list[float]:
+  return [row["value"] for row in rows]
 
 
 def number(value: float) -> str:

@@ -1,35 +1,16 @@
-"""Claims that runs decide: theory, costs, synthetic tasks, and what is measured in training."""
+"""Claims that runs decide: theory, synthetic tasks, and what is measured in training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from damcha_jax.evaluation.intervals import student_quantile
-from damcha_jax.reporting import Row
-from experiments.claims import (Absent, Evidence, NOT_REPRODUCED, REPRODUCED, UNDECIDED, Verdict,
-                                holds_only_under, number, some, span, with_spread)
+from experiments.claims import (Absent, CLEAR, Evidence, FULL_WIDTH, holds_only_under, in_cases,
+                                NOT_REPRODUCED, number, REPRODUCED, some, span, UNDECIDED,
+                                values_of, Verdict, with_spread)
 
 ROUNDING = {"float32": 1e-5, "float64": 1e-12}
-CLEAR = 1e-2  # a relative difference that is no rounding
 ADAPTS = 0.1  # the least share of a metric's variation that is its context's
-FULL_WIDTH = "full-width metrics (Appendix C.1)"
-# The models whose costs are measured, by the variant of their rows; W is the generator's width.
-MODELS = {None: "the model that Table 2 counted",
-          "section_5_1": "Section 5.1 with W = 2N",
-          "section_5_1_wide": "Section 5.1 with W = D",
-          "gpt2": "GPT-2 with W = 2N",
-          "vit_s16": "ViT-S/16 with W = 2N"}
-
-
-def _values(rows: Sequence[Row]) -> list[float]:
-  return [row["value"] for row in rows]
-
-
-def _split(held: Sequence[str], failed: Sequence[str]) -> str:
-  """The status of a claim that holds for some and not for others."""
-  if not failed:
-    return REPRODUCED
-  return holds_only_under(", ".join(held)) if held else NOT_REPRODUCED
 
 
 def embedding(evidence: Evidence) -> Verdict:
@@ -44,7 +25,7 @@ def embedding(evidence: Evidence) -> Verdict:
   outside = evidence.rows("theory", dataset="c1_head_slice", metric="score_residual")
   worst = max(outside, key=lambda row: row["value"])
   text = (f"Full width: multi-head attention's scores are computed to within "
-          f"{number(max(_values(rows)))} (relative, float32 and float64); on metrics of full rank "
+          f"{number(max(values_of(rows)))} (relative, float32 and float64); on metrics of full rank "
           f"multi-head attention misses {number(strict)} of the scores, DAMCHA {number(reached)}. "
           f"Head slices (Section 3.3): {number(worst['value'])} of multi-head attention's scores "
           f"are out of reach of any metric at {worst['variant']}.")
@@ -55,7 +36,7 @@ def embedding(evidence: Evidence) -> Verdict:
 
 def rank(evidence: Evidence) -> Verdict:
   """3.3, 3.4: RowSum lifts the bound on a head's rank."""
-  inclusion = max(_values(evidence.rows("theory", dataset="c1_embedding", metric="scores_error",
+  inclusion = max(values_of(evidence.rows("theory", dataset="c1_embedding", metric="scores_error",
                                         attention="damcha_head_slice")))
   full = evidence.value("theory", dataset="c1_strictness", attention="damcha_full_width",
                         metric="score_error")
@@ -92,10 +73,10 @@ def risk_bound(evidence: Evidence) -> Verdict:
   one = [row for row in evidence.rows("theory", dataset="c2_contexts", attention="static",
                                       metric="lower_bound") if row["variant"].startswith("K=1,")]
   text = (f"In closed form the excess risk of the best static metric is below the bound in "
-          f"{number(sum(_values(below)))} of {len(below)} cases. With one context, where there is "
+          f"{number(sum(values_of(below)))} of {len(below)} cases. With one context, where there is "
           f"nothing to adapt to, the bound is still up to "
-          f"{number(max(_values(one), default=0.0))}: that part is due to rank.")
-  if any(_values(below)):
+          f"{number(max(values_of(one), default=0.0))}: that part is due to rank.")
+  if any(values_of(below)):
     return Verdict(NOT_REPRODUCED, text)
   return Verdict(holds_only_under("full-width metrics and risks that grow as the squared "
                                   "distance, as squared errors of scores do"), text)
@@ -111,8 +92,8 @@ def curvature(evidence: Evidence) -> Verdict:
   text = (f"The largest constant that serves up to a distance R falls from "
           f"{number(first['value'])} ({first['variant']}) to {number(last['value'])} "
           f"({last['variant']}), so none serves all; with normalised inputs it is at most "
-          f"{max(map(abs, _values(normalised))):.1g} at every distance.")
-  if last["value"] > first["value"] / 2 and min(_values(normalised)) > CLEAR:
+          f"{max(map(abs, values_of(normalised))):.1g} at every distance.")
+  if last["value"] > first["value"] / 2 and min(values_of(normalised)) > CLEAR:
     return Verdict(REPRODUCED, text)
   return Verdict(holds_only_under("losses of scores before the softmax"), text)
 
@@ -121,7 +102,7 @@ def context_seen(evidence: Evidence) -> Verdict:
   """C.2's Assumption 4 with what the generator reads."""
   trained = evidence.rows("theory", dataset="c2_generator", attention="trained_generator",
                           metric="excess_risk")
-  static = min(_values(evidence.rows("theory", dataset="c2_generator", attention="static",
+  static = min(values_of(evidence.rows("theory", dataset="c2_generator", attention="static",
                                      metric="lower_bound")))
   best, blind = min(trained, key=lambda row: row["value"]), trained[0]
   text = (f"A trained generator that reads the mean of the tokens has an excess risk of "
@@ -165,140 +146,10 @@ def additive(evidence: Evidence) -> Verdict:
     raise Absent
   held = [reading for reading, (share, _) in worst.items() if share < CLEAR]
   failed = [reading for reading in worst if reading not in held]
-  return Verdict(_split([f"the structural part being {reading}" for reading in held], failed),
+  return Verdict(in_cases([f"the structural part being {reading}" for reading in held], failed),
                  f"Excess risks in closed form with S_c = 1, the worst of {num_cases} cases: "
                  f"{'; '.join(text for _, text in worst.values())}. Less than "
                  f"{100 * CLEAR:g}% counts as rounding.")
-
-
-def table7(evidence: Evidence) -> Verdict:
-  rows = _table7(evidence)
-  worst = max(rows, key=lambda row: row["value"])
-  totals = [row for row in rows if row["variant"] == "table7 total"]
-  return Verdict(REPRODUCED if worst["value"] < CLEAR else NOT_REPRODUCED,
-                 f"Operations counted over a grid of sizes are the formulas with their constants: "
-                 f"the totals to {max(_values(totals)):.1g}, the stage that differs most, "
-                 f"{worst['attention']}'s {worst['variant'].partition(' ')[2]}, by "
-                 f"{number(worst['value'])}.")
-
-
-def _table7(evidence: Evidence) -> list[Row]:
-  for experiment in ("theory", "efficiency"):
-    try:
-      return evidence.rows(experiment, metric="table7_residual")
-    except Absent:
-      continue
-  raise Absent
-
-
-def cheaper_scores(evidence: Evidence) -> Verdict:
-  """D.3, by the counts of one layer and its generator in each form."""
-  gflops = {row["attention"]: row for row in evidence.rows("theory", dataset="d_forms",
-                                                           metric="gflops")}
-  mha = gflops["mha"]["value"]
-  names = {"damcha_head_slice": "head slices (Section 3.3)", "damcha_full_width": FULL_WIDTH}
-  held = [names[name] for name in names if gflops[name]["value"] < mha]
-  failed = [names[name] for name in names if gflops[name]["value"] >= mha]
-  text = "; ".join(f"{names[name]} {number(gflops[name]['value'])}" for name in names)
-  return Verdict(_split(held, failed), f"GFLOP of a layer at {gflops['mha']['variant']}: "
-                 f"{text}; multi-head attention {number(mha)}.")
-
-
-def amortised(evidence: Evidence) -> Verdict:
-  """D.2: the generator runs once whatever N."""
-  exponents = {row["variant"].rpartition(" ")[2]: row["value"] for row in evidence.rows(
-      "theory", metric="generator_gflops_exponent")}
-  held = [f"`sharing={name}`" for name, value in exponents.items() if abs(value) < CLEAR]
-  failed = [f"`sharing={name}`" for name, value in exponents.items() if abs(value) >= CLEAR]
-  text = ", ".join(f"{number(round(value, 9))} with `sharing={name}`"
-                   for name, value in exponents.items())
-  return Verdict(_split(held, failed), f"The generator's operations grow with N to the power "
-                 f"{text}; `stack` is a metric for the whole stack, `generator` Section 3.4's "
-                 "parameters for the whole stack and a metric for each layer.")
-
-
-def layer_parameters(evidence: Evidence) -> Verdict:
-  """D.4: 4 D^2 and 2 D^2."""
-  rows = evidence.rows("theory", metric="params_per_layer")
-  equal = all(row["value"] == row["paper"] for row in rows)
-  return Verdict(REPRODUCED if equal else NOT_REPRODUCED, "; ".join(
-      f"{row['attention']} {row['value']:,.0f}, formula {row['paper']:,.0f}" for row in rows)
-                 + " (without the generator and biases).")
-
-
-def saving(evidence: Evidence) -> Verdict:
-  """D.4: the net saving, at the sizes counted."""
-  row = evidence.rows("theory", metric="params_saved")[0]
-  status = (REPRODUCED if row["value"] > 0
-            else holds_only_under("a generator of fewer than 2 N D^2 parameters"))
-  return Verdict(status, f"The formula is exact ({row['paper']:,.0f}), and the saving is "
-                 f"{row['value']:,.0f} parameters: {row['note'].partition(';')[0]}.")
-
-
-def _ratios(evidence: Evidence, metric: str) -> dict[str, list[float]]:
-  """DAMCHA's to MHA's, by model."""
-  rows = []
-  for config in ("table2", "costs"):
-    try:
-      rows += evidence.rows("efficiency", f"{config}:", metric=metric)
-    except Absent:
-      continue
-  mha = {(row["dataset"], row["variant"]): row["value"] for row in rows
-         if row["attention"] == "mha"}
-  ratios: dict[str, list[float]] = {}
-  for row in rows:
-    if row["attention"] == "damcha" and row["variant"] in MODELS:
-      ratios.setdefault(MODELS[row["variant"]], []).append(
-          row["value"] / mha[row["dataset"], row["variant"]])
-  if not ratios:
-    raise Absent
-  return ratios
-
-
-def _of_decoders(evidence: Evidence, metrics: Sequence[str],
-                 by_context: bool) -> dict[str, list[float]]:
-  """DAMCHA's to MHA's in the same round, by decoder and how often the context is renewed."""
-  ratios: dict[str, list[float]] = {}
-  for metric in metrics:
-    try:
-      rows = evidence.rows("efficiency", "speed:", metric=f"{metric}_to_mha")
-    except Absent:
-      continue
-    for row in rows:
-      name = f"decoder `{row['variant']}`" + f" with `{row['attention']}`" * by_context
-      ratios.setdefault(name, []).append(row["value"])
-  return ratios
-
-
-def comparable(metric: str, what: str, tolerance: float = 0.1) -> Callable[[Evidence], Verdict]:
-  """Whether DAMCHA has no more of a cost than MHA, up to a tolerance."""
-
-  def decide(evidence: Evidence) -> Verdict:
-    return _up_to(_ratios(evidence, metric), tolerance, what, "comparable")
-
-  return decide
-
-
-def memory(evidence: Evidence) -> Verdict:
-  """1: a forward pass of the layers, and a train step of whole decoders."""
-  ratios = _ratios(evidence, "peak_memory") | _of_decoders(evidence, ("peak_memory",), False)
-  return _up_to(ratios, 0.1, "Peak memory (a forward pass; a decoder's train step)", "comparable")
-
-
-def latency(evidence: Evidence) -> Verdict:
-  """3.3: what layers' forward passes and decoders' steps take here, in the same round as MHA's."""
-  ratios = _ratios(evidence, "latency_ratio") | _of_decoders(
-      evidence, ("step_time", "evaluation_time"), True)
-  return _up_to(ratios, 0.1, "Time here (a forward pass; a decoder's train step and evaluation)",
-                "negligible")
-
-
-def _up_to(ratios: dict[str, list[float]], tolerance: float, what: str, word: str) -> Verdict:
-  held = [name for name, values in ratios.items() if max(values) <= 1 + tolerance]
-  failed = [name for name in ratios if name not in held]
-  text = "; ".join(f"{name} {span(values)}" for name, values in ratios.items())
-  return Verdict(_split(held, failed), f"{what} of DAMCHA in units of multi-head attention's: "
-                 f"{text}. Up to {1 + tolerance:g} counts as {word}.")
 
 
 def equal_updates(evidence: Evidence) -> Verdict:
@@ -329,13 +180,13 @@ def adapts(evidence: Evidence) -> Verdict:
   least = {preset: min(row["value"] - (row["spread"] or 0.0) for row in rows)
            for preset, rows in found.items()}
   text = "Adaptivity after training (0: the metric ignores its context, 1: it is all context): "
-  text += "; ".join(f"{span(_values(rows))} with `preset={preset}`"
+  text += "; ".join(f"{span(values_of(rows))} with `preset={preset}`"
                     for preset, rows in found.items())
   text += (f". It counts as adapting from {ADAPTS}, less a standard deviation over seeds, which at "
            f"least leaves {', '.join(map(number, least.values()))}.")
   held = [f"`preset={preset}`" for preset, value in least.items() if value >= ADAPTS]
   failed = [f"`preset={preset}`" for preset, value in least.items() if value < ADAPTS]
-  return Verdict(_split(held, failed), text)
+  return Verdict(in_cases(held, failed), text)
 
 
 def grows(metric: str, tasks: Sequence[str]) -> Callable[[Evidence], Verdict]:
@@ -349,7 +200,7 @@ def grows(metric: str, tasks: Sequence[str]) -> Callable[[Evidence], Verdict]:
       half = evidence.value("synthetic", metric=f"{metric}_ci95", **fields)
       (held if slope - half > 0 else failed).append(f"`{task}`")
       lines.append(f"{task} {number(slope)} ± {half:.2g}")
-    return Verdict(_split(held, failed), f"Slope of DAMCHA's accuracy less multi-head "
+    return Verdict(in_cases(held, failed), f"Slope of DAMCHA's accuracy less multi-head "
                    f"attention's, with its 95% interval: {'; '.join(lines)}.")
 
   return decide
@@ -366,7 +217,7 @@ def no_penalty(evidence: Evidence) -> Verdict:
     name = f"{row['dataset']} {row['variant']}"
     (held if row["value"] + half >= 0 else failed).append(f"`{name}`")
     lines.append(f"{name} {number(row['value'])} ± {half:.2g}")
-  return Verdict(_split(held, failed), "DAMCHA's accuracy less multi-head attention's, with its "
+  return Verdict(in_cases(held, failed), "DAMCHA's accuracy less multi-head attention's, with its "
                  f"95% interval: {'; '.join(lines)}.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from experiments import claims_of_costs as costs
 from experiments import claims_of_runs as runs
 from experiments import claims_of_study as study
 from experiments import claims_of_tables as tables
@@ -88,11 +89,11 @@ CLAIMS = (
     Claim("Abstract", "The metric adapts dynamically to the input.", runs.adapts,
           (*STUDY, *_of("table4", "CIFAR-10"))),
     Claim("Abstract", "Computation is comparable to multi-head attention's, or less.",
-          runs.comparable("gflops", "Operations"), (TABLE2, COSTS)),
+          costs.comparable("gflops", "Operations"), (TABLE2, COSTS)),
     Claim("Section 1", "The number of parameters stays comparable to multi-head attention's.",
-          runs.comparable("num_params", "Parameters"), (TABLE2, COSTS)),
+          costs.comparable("num_params", "Parameters"), (TABLE2, COSTS)),
     Claim("Section 1", "The gains cost no significant memory.",
-          runs.memory, (TABLE2, COSTS, SPEED)),
+          costs.memory, (TABLE2, COSTS, SPEED)),
     Claim("Section 1", "Gains are stronger on mixed data sets.",
           _LARGEST_ON_MIX, _T5),
     Claim("Section 1", "DAMCHA adapts better where the distribution shifts (trained on enwik8, "
@@ -100,7 +101,7 @@ CLAIMS = (
     # Sections 3 and 4, Appendix C.
     Claim("Section 3.3", "RowSum raises the bound on the rank of a head's metric, and so relieves "
           "the low-rank bottleneck (also Sections 1 and 3.4).", runs.rank, THEORY),
-    Claim("Section 3.3", "As a drop-in replacement it adds negligible overhead.", runs.latency,
+    Claim("Section 3.3", "As a drop-in replacement it adds negligible overhead.", costs.latency,
           (TABLE2, COSTS, SPEED)),
     Claim("Section 3.4", "A generator for each layer overfits severely; sharing one mitigates it.",
           study.less_overfitting, STUDY),
@@ -168,7 +169,7 @@ CLAIMS = (
           tables.order_here(table2("latency_ms", ("WMT",), ("THA", "DCMHA", "MMA", "MoA")),
                             "The paper does not name its device."), (TABLE2,)),
     Claim("Section 5.2", "The improvements are not due to a larger model.",
-          with_study(runs.comparable("num_params", "Parameters"),
+          with_study(costs.comparable("num_params", "Parameters"),
                      losses(("damcha_flops", "damcha_robust_flops"), ("mha",))),
           (TABLE2, *STUDY)),
     # Section 5.3.
@@ -228,14 +229,14 @@ CLAIMS = (
           runs.no_penalty, SYNTHETIC),
     # Appendix D.
     Claim("Appendix D.2", "The generator runs once whatever the number of layers.",
-          runs.amortised, THEORY),
-    Claim("Appendix D.3, Table 7", "The complexities of Table 7.", runs.table7, (*THEORY, COSTS)),
+          costs.amortised, THEORY),
+    Claim("Appendix D.3, Table 7", "The complexities of Table 7.", costs.table7, (*THEORY, COSTS)),
     Claim("Appendix D.3", "A layer of DAMCHA is cheaper than multi-head attention's, by its "
-          "scores.", runs.cheaper_scores, THEORY),
+          "scores.", costs.cheaper_scores, THEORY),
     Claim("Appendix D.4", "A layer has 2 D^2 parameters, multi-head attention's 4 D^2.",
-          runs.layer_parameters, THEORY),
+          costs.layer_parameters, THEORY),
     Claim("Appendix D.4", "The stack saves 2 N D^2 parameters less those of the generator, a net "
-          "saving.", runs.saving, THEORY),
+          "saving.", costs.saving, THEORY),
     # Appendix K.
     Claim("Appendix K", "The gap to multi-head attention is the sum of a structural and a dynamic "
           "part.", runs.additive, THEORY),

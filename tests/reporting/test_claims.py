@@ -7,6 +7,7 @@ from made_up_results import row, table5
 import pytest
 
 from experiments import claims
+from experiments import claims_of_costs as costs
 from experiments import claims_of_runs as runs
 from experiments import claims_of_tables as tables
 from experiments import paper_tables
@@ -122,7 +123,7 @@ def test_a_claim_may_hold_under_a_condition(tmp_path, narrow, wide, status):
           for variant, ratio in (("section_5_1", narrow), ("section_5_1_wide", wide))
           for name, value in (("mha", 100.0), ("damcha", 100.0 * ratio))]
   evidence = _evidence(tmp_path, "efficiency", "table2:paper", rows)
-  assert runs.comparable("num_params", "Parameters")(evidence).status == status
+  assert costs.comparable("num_params", "Parameters")(evidence).status == status
 
 
 def test_times_are_those_of_the_same_rounds(tmp_path):
@@ -130,7 +131,7 @@ def test_times_are_those_of_the_same_rounds(tmp_path):
   rows = [row(name, metric, value, variant="section_5_1")
           for name, values in (("mha", (1.0, 1.0, 1.0)), ("damcha", (2.0, 1.05, 0.9)))
           for metric, value in zip(("latency", "latency_ratio", "gflops"), values)]
-  verdict = runs.latency(_evidence(tmp_path, "efficiency", "table2:paper", rows))
+  verdict = costs.latency(_evidence(tmp_path, "efficiency", "table2:paper", rows))
   assert verdict.status == REPRODUCED and "1.05" in verdict.evidence
 
 
@@ -142,9 +143,9 @@ def test_costs_are_also_those_of_whole_decoders(tmp_path):
   evidence = _evidence(tmp_path, "efficiency", "table2:paper", [
       row(name, metric, value) for name, value in (("mha", 1.0), ("damcha", 2.0))
       for metric in ("latency_ratio", "peak_memory")])
-  assert runs.latency(evidence).status == (
+  assert costs.latency(evidence).status == (
       "holds only under decoder `large` with `damcha_stride64`")
-  memory = runs.memory(evidence)
+  memory = costs.memory(evidence)
   assert memory.status == NOT_REPRODUCED and "decoder `large` 1.05 to 1.3" in memory.evidence
 
 

@@ -24,12 +24,13 @@ import jax
 from jax._src.distributed import global_state
 
 from damcha_jax.config import ConfigError
-from damcha_jax.errors import UserError
-from damcha_jax.training.workdir import writing
+from damcha_jax.errors import UserError, WorkdirError
+from damcha_jax.training.workdir import lock_file, writing
 
 _FOLDER = ".processes"
 _DONE = "done"
 _A_DAY = 24 * 3600
+_PATIENCE = 20  # seconds that a process that failed waits for the others to end
 # What a collective operation says that has lost a peer, on one backend or another.
 _CONNECTION = re.compile("connection|gloo|nccl|peer|unavailable|deadline|coordination", re.IGNORECASE)
 _KEPT: list[Any] = []  # handlers of signals, which C does not keep alive
@@ -51,7 +52,8 @@ def connected(workdir: Path, coordinator_address: Optional[str], num_processes: 
 
   Raises:
     ConfigError: the processes cannot be told from what is given.
-    UserError: process 0 cannot be found by its name, or its port is taken.
+    UserError: process 0 cannot be found by its name, its port is taken, or another process has the
+      number of this one.
   """
   if coordinator_address is not None:
     _check_address(coordinator_address, process_id == 0, timeout)
@@ -78,11 +80,12 @@ def connected(workdir: Path, coordinator_address: Optional[str], num_processes: 
   _before_abort(watch.end_without_coordinator)
   try:
     yield
-  except jax.errors.JaxRuntimeError as error:
-    if _CONNECTION.search(str(error)):
+  except BaseException as error:
+    if _lost_connection(error):
       watch.find_out_who_is_lost()
+    watch.give_up(error)
     raise
-  watch.say_done()  # not after an error: then the others shall end too
+  watch.say_done()
 
 
 class Beats:
@@ -149,7 +152,11 @@ class _Watch:
     self._what = f"process {process_id} of {num_processes}"
     self._timeout = timeout
     self._coordinator_address = ""
-    self._starting, self._done = True, False
+    self._starting, self._done, self._failed = True, False, False
+    self._lock = lock_file(workdir / _FOLDER / f"{process_id}.lock")  # held until the process ends
+    if self._lock is None:
+      raise WorkdirError(f"{self._what} is there already in {workdir}; give each process another "
+                         "--process_id, or wait for that one to end")
     with writing(workdir / _FOLDER):
       self._beats.beat()
 
@@ -165,9 +172,17 @@ class _Watch:
     with contextlib.suppress(OSError):
       self._beats.beat(done=True)
 
+  def give_up(self, error: BaseException) -> None:
+    """Lets the others miss this process, and ends it soon even if they do not end."""
+    self._failed = True
+    status = 2 if isinstance(error, ConfigError) else getattr(error, "exit_status", 1)
+    timer = threading.Timer(min(_PATIENCE, self._timeout), os._exit, (status,))
+    timer.daemon = True
+    timer.start()
+
   def _run(self) -> None:
     pause, told = min(5.0, self._timeout / 5), time.monotonic()
-    while True:
+    while not self._failed:
       time.sleep(pause)
       with contextlib.suppress(OSError):  # a full disk: the run itself will say so
         self._beats.beat(self._done)
@@ -198,6 +213,15 @@ class _Watch:
     print(f"error: {', '.join(lost)} {did}: {self._what} {why}; start all processes again: they go "
           "on from the last checkpoint", file=sys.stderr, flush=True)
     os._exit(1)  # the main thread may hang in a collective operation
+
+
+def _lost_connection(error: Optional[BaseException]) -> bool:
+  """Whether a collective operation that lost a peer is what an error is, or comes from."""
+  while error is not None:
+    if isinstance(error, jax.errors.JaxRuntimeError) and _CONNECTION.search(str(error)):
+      return True
+    error = error.__cause__ or error.__context__
+  return False
 
 
 def _before_abort(call: Callable[[], None]) -> None:

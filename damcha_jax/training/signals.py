@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType
@@ -17,7 +18,7 @@ class StopRequest:
   """Context manager that notes SIGTERM and SIGINT; the second of one kind acts as it would have.
 
   With several processes the request must take effect at the same step everywhere, which JAX's
-  preemption service arranges; it listens to SIGTERM itself.
+  preemption service arranges; it listens to SIGTERM itself, and is given SIGINT as one.
   """
 
   def __init__(self):
@@ -26,8 +27,10 @@ class StopRequest:
 
   def __enter__(self) -> StopRequest:
     # Python runs handlers in the main thread only and refuses to install them elsewhere.
-    if jax.process_count() == 1 and threading.current_thread() is threading.main_thread():
-      self._previous = {number: signal.signal(number, self._note) for number in _SIGNALS}
+    if threading.current_thread() is threading.main_thread():
+      handlers = (dict.fromkeys(_SIGNALS, self._note) if jax.process_count() == 1
+                  else {signal.SIGINT: self._pass_on})
+      self._previous = {number: signal.signal(number, handlers[number]) for number in handlers}
     return self
 
   def __exit__(self, *unused) -> None:
@@ -37,10 +40,15 @@ class StopRequest:
   def requested(self, step: int) -> bool:
     """Whether to stop at `step`; every process gets the same answer for the same step."""
     if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
-      self.signal_name = "SIGTERM"
+      self.signal_name = "a signal"  # to any of the processes
     return self.signal_name is not None
 
   def _note(self, number: int, frame: Optional[FrameType]) -> None:
     del frame
     self.signal_name = signal.Signals(number).name
     signal.signal(number, self._previous.pop(number))
+
+  def _pass_on(self, number: int, frame: Optional[FrameType]) -> None:
+    del frame
+    signal.signal(number, self._previous.pop(number))
+    os.kill(os.getpid(), signal.SIGTERM)

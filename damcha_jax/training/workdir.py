@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 import platform
 import subprocess
-from typing import Any, Optional
+from typing import Any, Optional, TextIO
 import zlib
 
 import jax
@@ -51,15 +51,11 @@ class Workdir:
     if not self.is_primary:
       yield
       return
-    with writing(self.path):
-      self.path.mkdir(parents=True, exist_ok=True)
-      lock = open(self.path / ".lock", "a", encoding="utf-8")  # pylint: disable=consider-using-with
+    lock = lock_file(self.path / ".lock")
+    if lock is None:
+      raise WorkdirError(f"workdir {self.path} is in use by another process; wait for it to end or "
+                         "choose another workdir")
     with lock:
-      try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except OSError as error:
-        raise WorkdirError(f"workdir {self.path} is in use by another process; wait for it to end "
-                           "or choose another workdir") from error
       yield
 
   def check_config(self, config: Any, name: str, seed: int) -> None:
@@ -214,6 +210,23 @@ def writing(path: Path) -> Iterator[None]:
   except OSError as error:
     raise WorkdirError(f"cannot write {path}: {error.strerror}; free space or check permissions, "
                        "then run the same command again") from error
+
+
+def lock_file(path: Path) -> Optional[TextIO]:
+  """Holds `path`, made if it is missing, until what is returned is closed or the process ends.
+
+  Returns:
+    None where another process holds it.
+  """
+  with writing(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = open(path, "a", encoding="utf-8")  # pylint: disable=consider-using-with
+  try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError:
+    lock.close()
+    return None
+  return lock
 
 
 def first_difference(old: Any, new: Any, prefix: str = "") -> Optional[tuple[str, Any, Any]]:

@@ -130,18 +130,28 @@ def test_who_listens_at_an_x_is_heard():
 
 _WAITING = """
 import os, pathlib, sys, time
+from damcha_jax.errors import DataError
 from damcha_jax.training.processes import connected
-workdir, address, num_processes, process_id, then = sys.argv[1:]
-with connected(pathlib.Path(workdir), address, int(num_processes), int(process_id), timeout=30):
+from experiments.command_line import user_errors
+workdir, address, num_processes, process_id, timeout, then = sys.argv[1:]
+with user_errors(), connected(pathlib.Path(workdir), address, int(num_processes), int(process_id),
+                              int(timeout)):
   pathlib.Path(workdir, f"connected{process_id}").touch()
-  eval(then)
+  exec(then)
 """
 
 
-def _waiting(workdir, address, num_processes, process_id, then="time.sleep(300)"):
+def _waiting(workdir, address, num_processes, process_id, then="time.sleep(300)", timeout=30):
   return subprocess.Popen(
       [sys.executable, "-c", _WAITING, str(workdir), address, str(num_processes), str(process_id),
-       then], cwd=ROOT, env=_environment(1), text=True, stderr=subprocess.PIPE)
+       str(timeout), then], cwd=ROOT, env=_environment(1), text=True, stderr=subprocess.PIPE)
+
+
+def _until_connected(workdir, *processes):
+  deadline = time.monotonic() + 120
+  while not all((workdir / f"connected{index}").exists() for index in range(len(processes))):
+    assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
+    time.sleep(0.1)
 
 
 def test_who_does_not_talk_to_a_lost_process_0_ends_with_its_name_too(tmp_path):
@@ -149,16 +159,44 @@ def test_who_does_not_talk_to_a_lost_process_0_ends_with_its_name_too(tmp_path):
   address = _free_address()
   lost, other = (_waiting(tmp_path, address, 2, index) for index in range(2))
   with lost, other:
-    deadline = time.monotonic() + 120
-    while not all((tmp_path / f"connected{index}").exists() for index in range(2)):
-      assert time.monotonic() < deadline and other.poll() is None and lost.poll() is None
-      time.sleep(0.1)
+    _until_connected(tmp_path, lost, other)
     lost.kill()
     errors = other.communicate(timeout=60)[1]
   assert other.returncode == 1
   named = rf"process 0( \({socket.gethostname()}:{lost.pid}\))?"  # once it has beaten
   assert re.match(f"error: {named} was lost: process 1 of 2 cannot reach it",
                   errors.splitlines()[-1])
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_who_fails_alone_ends_and_so_do_the_others(tmp_path, failing):
+  """JAX waits at exit for processes that have not ended."""
+  address = _free_address()
+  fail = "time.sleep(5); raise DataError('here alone it is missing')"
+  processes = [_waiting(tmp_path, address, 2, index, fail if index == failing else
+                        "time.sleep(300)", timeout=10) for index in range(2)]
+  with processes[0], processes[1]:
+    errors = [process.communicate(timeout=90)[1] for process in processes]
+  assert [process.returncode for process in processes] == [1, 1]
+  assert errors[failing] == "error: here alone it is missing\n"
+  last = errors[1 - failing].splitlines()[-1]
+  assert last.startswith(f"error: process {failing} (") and "was lost" in last
+
+
+def test_a_number_that_another_process_has_is_one_line(tmp_path):
+  address = _free_address()
+  with _waiting(tmp_path, address, 2, 1) as first:
+    try:
+      while not (tmp_path / ".processes" / "1").exists():
+        assert first.poll() is None
+        time.sleep(0.1)
+      with _waiting(tmp_path, address, 2, 1) as second:
+        errors = second.communicate(timeout=120)[1]
+    finally:
+      first.kill()
+  assert second.returncode == 1
+  assert errors.count("\n") == 1
+  assert errors.startswith("error: process 1 of 2 is there already in ")
 
 
 def test_an_abort_that_no_lost_process_causes_stays_one(tmp_path):
@@ -261,6 +299,24 @@ def test_a_lost_process_ends_the_other_and_a_restart_resumes_bitwise(two, tmp_pa
   assert len(_checksums(two)) > 30
   assert _checksums(workdir) == _checksums(two)
   fault("a host lost", "named by the other, then ended the same")
+
+
+@pytest.mark.families
+def test_an_interrupt_of_one_stops_and_saves_all(two, tmp_path):
+  workdir = tmp_path / "run"
+  processes = _start_two(workdir)
+  deadline = time.monotonic() + 300
+  metrics = workdir / "damcha" / "seed0" / "metrics.jsonl"
+  while not (metrics.exists() and '"step": 2, "split": "train"' in metrics.read_text()):
+    assert time.monotonic() < deadline and processes[1].poll() is None
+    time.sleep(0.1)
+  processes[1].send_signal(signal.SIGINT)
+  assert [process.wait(600) for process in processes] == [1, 1]
+  for index in range(2):
+    log = (tmp_path / f"run-{index}.log").read_text()
+    assert re.search(r"^error: stopped by a signal at step \d+ of 12; saved in", log, re.MULTILINE)
+  assert [process.wait(600) for process in _start_two(workdir)] == [0, 0]
+  assert _checksums(workdir) == _checksums(two)
 
 
 @pytest.mark.families

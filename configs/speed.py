@@ -26,9 +26,26 @@ It took eleven minutes, all attentions included (`results/speed`). The same comm
 shape where it stopped. Ratios of steps vary by some 0.05 with what else the machine does. In
 `d128_t256` a step with the exact prefix has 2.3 times the operations of MHA's.
 
+All ratios are medians of those of single rounds, which need not be the ratio of two medians. `flax`
+is the plain decoder, `matmul` a product of two matrices, `input_pipeline` what makes batches; a
+DAMCHA is named after its stride or `prefix` (a metric for each token), and after `stack` if all
+layers share its metrics.
+
+| metric | is |
+|---|---|
+| step_gflops | operations of a step's matrix products, by the convention that counts all scores |
+| peak_gflops_per_second | operations a second of the matrix product alone, the machine's peak |
+| peak_share | step_gflops a second, in units of that peak |
+| token_time, rerun_time | a token with a cache, near the window's end; all of the window without one |
+| token_time_growth | a token near the window's end, in units of one near its beginning |
+| cache_speedup | rerun_time in units of token_time |
+| compile_time_growth | compiling four times as many layers, in units of compiling these |
+| supply_ratio | batches that are made in the time of the fastest decoder's step |
+| host_wait_share | of the time of a training loop, in which a batch was waited for |
+
   python -m experiments.efficiency --config=configs/speed.py:smoke
 
-Seconds after compilation; the same program on shapes too small to mean anything.
+Compilation takes a minute or more; then seconds, on shapes too small to mean anything.
 """
 
 from collections.abc import Iterator

@@ -163,7 +163,8 @@ def _plot(path: Path, curves: Mapping[str, Sequence[tuple[float, float]]], quant
   axes = figure.subplots()
   for index, (name, points) in enumerate(curves.items()):
     axes.plot(*zip(*points), label=name, **_line_style(index))
-  axes.set(title=title, xlabel=quantity, ylabel=metric.replace("_", " "), xscale=scale,
+  axes.set_title(title, parse_math=False)  # which may hold a file's name
+  axes.set(xlabel=quantity, ylabel=metric.replace("_", " "), xscale=scale,
            yscale=scale)
   if scale == "linear":
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=(1, 2, 2.5, 5, 10)))
@@ -209,7 +210,8 @@ def plot_intervals(path: Path, curves: Mapping[str, Sequence[tuple[float, float,
   for name, points in curves.items():
     quantities, means, halves = zip(*points)
     axes.errorbar(quantities, means, halves, label=name, capsize=3, **styles[name])
-  axes.set(title=title, xlabel=quantity, ylabel=metric)
+  axes.set_title(title, parse_math=False)
+  axes.set(xlabel=quantity, ylabel=metric)
   if ticks:
     axes.set_xscale("log")
     axes.set_xticks(ticks, list(map(str, ticks)))
@@ -238,7 +240,7 @@ def plot_differences(path: Path, differences: Mapping[str, tuple[float, float]],
   axes.errorbar(means, rows, xerr=halves, fmt="o", capsize=3)
   axes.axvline(0.0, color="black", linewidth=1)
   # Of the whole width: long names leave the axes little of it.
-  figure.suptitle(title, fontsize="medium")
+  figure.suptitle(title, fontsize="medium", parse_math=False)
   figure.supxlabel(quantity, fontsize="medium")
   axes.set_yticks(rows, list(differences))
   axes.set_ylim(len(differences) - 0.5, -0.5)
@@ -276,7 +278,7 @@ def plot_distributions(path: Path, values: Mapping[str, np.ndarray], title: str,
     q25, median, q75 = np.quantile(values_N, (0.25, 0.5, 0.75))
     below.plot([q25, q75], [row, row], color=colour, linewidth=5, solid_capstyle="butt")
     below.plot(median, row, "|", color="black", markersize=12, markeredgewidth=2)
-  above.set_title(title)
+  above.set_title(title, parse_math=False)
   above.set_ylabel(f"density [1 / ({unit})]")
   above.set_ylim(bottom=0)
   if above.lines and len(values) <= 10:  # more would hide the curves, whose colours are below too

@@ -72,6 +72,8 @@ def _choice(options: flags.FlagValues) -> Choice:
 
 def _numbers(options: flags.FlagValues, name: str) -> Optional[list[int]]:
   given = options[name].value
+  if given == []:
+    raise ConfigError(f"--{name}= names none; leave it out, or name some")
   try:
     return None if given is None else [int(text) for text in given]
   except ValueError as error:

@@ -98,7 +98,7 @@ class Run:
         continue
       num_read += 1
       yield step, self.unstacked(params)
-    if not num_read and steps != [0]:  # which asks for none
+    if not num_read and set(steps or ()) != {0}:  # which asks for none
       raise CheckpointError(f"no readable checkpoint in {self.directory}; train first: the command "
                             "that made the directory goes on where it stopped")
 

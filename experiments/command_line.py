@@ -66,6 +66,7 @@ def parse_all(argv: Sequence[str], experiment: Optional[str] = None,
               values: Optional[flags.FlagValues] = None,
               ) -> tuple[ConfigDict, Path, contextlib.AbstractContextManager[None]]:
   """`parse`, and the context of the run: its processes, if there are several, and its trace."""
+  _check_utf8(argv)
   values = flags.FlagValues() if values is None else values
   holder = config_flags.DEFINE_config_file(
       "config", help_string="config file and size, such as configs/mix.py:cpu; "
@@ -154,6 +155,15 @@ def _fail(status: int, message: Any) -> None:
   sys.exit(status)
 
 
+def _check_utf8(argv: Sequence[str]) -> None:
+  """Raises `ConfigError` for what no file of a run could hold, such as the name of a file."""
+  for argument in argv:
+    try:
+      argument.encode()
+    except UnicodeEncodeError as error:
+      raise ConfigError(f"argument {argument!r} is no UTF-8; rename the file") from error
+
+
 def _check_overrides(argv: Sequence[str]) -> None:
   """Raises `ConfigError` if the config file cannot be loaded or lacks a key that is overridden."""
   matches = [re.match(r"--?config(?:=(.*)|$)", argument) for argument in argv]
@@ -213,6 +223,7 @@ def parse_options(values: flags.FlagValues, argv: Sequence[str], doc: str,
   if any(argument in ("-h", "--help", "-help") for argument in argv[1:]):
     print(f"{doc}\n{values.get_help()}")
     sys.exit(0)
+  _check_utf8(argv)
   try:
     rest = values(argv)
   except flags.Error as error:
@@ -220,6 +231,6 @@ def parse_options(values: flags.FlagValues, argv: Sequence[str], doc: str,
   if len(rest) > 1:
     raise ConfigError(f"unexpected argument '{rest[1]}'; options start with --")
   for name in required:
-    if values[name].value is None:
+    if not values[name].value:
       raise ConfigError(f"--{name} is missing; {values[name].help}")
   return values

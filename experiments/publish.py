@@ -55,7 +55,7 @@ def publish(workdir: Path, out: Path, max_records: int) -> None:
   """
   if out.exists():
     raise ConfigError(f"{out} is there already; remove it, or choose another --out")
-  if out.is_relative_to(workdir):
+  if out.resolve().is_relative_to(workdir.resolve()):
     raise ConfigError(f"{out} lies in the workdir; choose another --out")
   if not (workdir / SUMMARY).is_file():
     raise ResultsError(f"{workdir} has no {SUMMARY}; name a directory whose experiment is done")
@@ -68,6 +68,8 @@ def publish(workdir: Path, out: Path, max_records: int) -> None:
         if path.name == CURVES:
           write_atomically(target, _curve(path, max_records))
         else:
+          if path.suffix == ".json":
+            _check(path)
           shutil.copyfile(path, target)
   except BaseException:
     shutil.rmtree(out, ignore_errors=True)  # a part would be taken for the whole, and is in the way
@@ -89,7 +91,7 @@ def _of_workdir(folder: Path) -> Iterator[Path]:
 def _of_runs(folder: Path) -> Iterator[Path]:
   """Those of the folders below, wherever they are."""
   for inner in sorted(folder.iterdir()):
-    if inner.is_dir() and inner.name not in (CHECKPOINTS, FIGURES):
+    if inner.is_dir() and not inner.is_symlink() and inner.name not in (CHECKPOINTS, FIGURES):
       if inner.name == ANALYSIS:
         yield from _of_workdir(inner)
       elif _is_run(inner):
@@ -105,6 +107,14 @@ def _is_run(folder: Path) -> bool:
 
 def _files(folder: Path, names: Sequence[str]) -> Iterator[Path]:
   return (folder / name for name in names if (folder / name).is_file())
+
+
+def _check(path: Path) -> None:
+  try:
+    json.loads(read_text(path))
+  except ValueError as error:
+    raise ResultsError(f"{path} is damaged ({error}); run the command of its workdir again, which "
+                       "repairs it") from error
 
 
 def _curve(path: Path, max_records: int) -> str:

@@ -13,7 +13,6 @@ from damcha_jax.config.study import VARIANTS
 from damcha_jax.evaluation.intervals import student_quantile
 from damcha_jax.reporting import Row
 from experiments import claims_of_study as study
-from experiments import paper_tables
 from experiments.claims import Evidence, number, with_spread
 from experiments.document import Block, Figure, Heading, Paragraph, Table
 from experiments.results import by_size, FIGURES, Result, SMOKE
@@ -269,7 +268,7 @@ def plot(figures: Path, rows: Sequence[Row]) -> None:
 
 
 def blocks(results: Sequence[Result], paper: Mapping[str, Any]) -> list[Block]:
-  """The largest study among the results."""
+  """The largest study among the results, and others of its size, on other sets."""
   studies = [one for one in by_size(results) if one.experiment == "study"]
   if not studies:
     return [Paragraph("The study was **not run here**. `python -m experiments.study "
@@ -279,14 +278,16 @@ def blocks(results: Sequence[Result], paper: Mapping[str, Any]) -> list[Block]:
       f"Answers of `{result.config}`" + (", a few steps, which are no evidence of anything"
                                          if result.size == SMOKE else "") +
       ", at its size and on its data. A difference is a variant's test loss less a baseline's in "
-      "nats per token, paired by seed; below 0 the variant is better. Behind ± is half a 95% "
+      "nats per token, paired by seed; below 0 the variant is better. Behind its ± is half a 95% "
       "interval: of the mean by Student's t where there are several seeds; of a single seed, "
-      "which is exploratory, by the spread that pairs of several seeds have on the same set. Of "
-      "twenty comparisons without any difference one is expected beyond its interval. Parameters "
-      "are the variant's beside its baseline's. On sets of an experiment of which none was tuned, "
+      "which is exploratory, by the spread that pairs of several seeds have on the same set. "
+      "Behind the ± of a loss is its standard deviation over seeds. Of twenty comparisons without "
+      "any difference one is expected beyond its interval. Parameters are the variant's beside its "
+      "baseline's. On sets of an experiment of which none was tuned, "
       "all have the learning rate that was chosen for MHA; see the last question.")]
+  of_its_size = [one for one in studies if one.config == result.config]
   for question in QUESTIONS:
-    found += _answer(question, result, Evidence(results, paper))
+    found += _answer(question, of_its_size, Evidence(results, paper))
   return [*found, *_tuning(result)]
 
 
@@ -303,17 +304,21 @@ def _tuning(result: Result) -> Iterator[Block]:
   if lines:
     yield Heading(3, "Which learning rates were chosen?")
     yield Paragraph(
-        "Each attention was trained on one more seed with several multiples of the rate that was "
-        "chosen for MHA; a grid whose end was best went on beyond it. The best holds for all sets "
-        "of the same experiment; other sets keep MHA's rate.")
+        "Each attention of the table was trained on one more seed with several multiples of the "
+        "rate that was chosen for MHA; a grid whose end was best went on beyond it. The best holds "
+        "for its variants and for all sets of the same experiment; other attentions and other sets "
+        "keep MHA's rate.")
     yield Table("Validation loss in nats per token by multiple, the chosen one in bold.",
                 (result.command,), ("Set", "Attention", "Losses"),
                 tuple((name, f"`{variant}`", ", ".join(losses))
                       for (name, variant), losses in lines.items()))
 
 
-def _answer(question: Question, result: Result, evidence: Evidence) -> Iterator[Block]:
-  found = differences(question, result.rows)
+def _answer(question: Question, studies: Sequence[Result],
+            evidence: Evidence) -> Iterator[Block]:
+  by_study = {one.command: differences(question, one.rows) for one in studies}
+  found = [difference for each in by_study.values() for difference in each]
+  commands = [command for command, each in by_study.items() if each]
   yield Heading(3, question.text)
   sets = {one.comparison.set for one in found}
   texts = (_sentence(found), *(study.said(say, evidence) for say in question.also), question.reading,
@@ -321,13 +326,14 @@ def _answer(question: Question, result: Result, evidence: Evidence) -> Iterator[
   yield Paragraph(" ".join(filter(None, texts)))
   if found:
     yield Table("Test losses in nats per token.", tuple(dict.fromkeys(
-        (result.command, *evidence.commands))),
+        (*commands, *evidence.commands))),
                 ("Comparison", "Baseline", "Loss", "Baseline's", "Difference", "95%", "Relative",
                  "Seeds", "Parameters", "Verdict"), tuple(map(_line, found)))
-  path = result.folder / FIGURES / f"{PREFIX}{question.key}.svg"
-  if path.is_file():
-    yield Figure(path, question.text, "Points are differences, bars 95% intervals where there "
-                 "are any.", (result.command,))
+  for one in studies:
+    path = one.folder / FIGURES / f"{PREFIX}{question.key}.svg"
+    if path.is_file():
+      yield Figure(path, question.text, "Points are differences, bars 95% intervals where there "
+                   "are any.", (one.command,))
 
 
 def _sentence(found: Sequence[Difference]) -> str:

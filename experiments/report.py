@@ -25,13 +25,14 @@ from damcha_jax.reporting import Row
 from damcha_jax.training.workdir import write_atomically, writing
 from experiments import claims
 from experiments import command_line
+from experiments import common
 from experiments import paper_tables
 from experiments import questions
 from experiments.claims import number
 from experiments.document import (Block, Figure, Folded, Heading, Paragraph, Table, to_html,
                                   to_markdown)
 from experiments.paper_claims import CLAIMS
-from experiments.results import FIGURES, Result, SMOKE, read_results
+from experiments.results import FIGURES, Result, SMOKE, read_results, unfinished
 
 TITLE = "DAMCHA: the paper's results beside ours"
 CLAIMS_TITLE = "What became of the paper's claims"
@@ -44,6 +45,9 @@ UNITS = {"1": "", "0 .. 100": "of 100", "squared error of the range": "of the sq
 def main(argv: Sequence[str]) -> None:
   values = parse(argv)
   results, out = read_results(Path(values.results)), Path(values.out)
+  for folder in unfinished(Path(values.results)):
+    common.note(f"{folder} has no summary.json and is left out; the command of its config.json "
+                "finishes it")
   paper = paper_tables.read_paper()
   judged = claims.judge(CLAIMS, results, paper)
   answers = questions.blocks(results, paper)

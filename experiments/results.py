@@ -92,6 +92,15 @@ def read_results(root: Path) -> list[Result]:
   return list(results.values())
 
 
+def unfinished(root: Path) -> Iterator[Path]:
+  """Workdirs under `root` that have no summary yet, and so are no results."""
+  for directory, folders, files in os.walk(root):
+    if SUMMARY in files or CONFIG in files:
+      folders.clear()  # are parts of it
+      if SUMMARY not in files:
+        yield Path(directory)
+
+
 def _folders(root: Path) -> Iterator[Path]:
   for directory, folders, files in os.walk(root):
     folders[:] = sorted(set(folders) - {CHECKPOINTS})

@@ -136,13 +136,19 @@ def tune(config: StudyConfig, workdir: Path) -> Scores:
     scores |= {key: math.inf if run.result() is None else _validation(run)
                for key, run in runs.items()}
     for cell, best in winners(scores).items():
-      factors[cell] = _widened(factors[cell], best)
+      if _stands_out(best, {factor: scores[cell, factor] for factor in factors[cell]}):
+        factors[cell] = _widened(factors[cell], best)
 
 
 def _tuning_run(config: StudyConfig, workdir: Path, name: str, variant: str, factor: float) -> Run:
   seed = config.tuning.seed
   return Run(name, f"{variant} x {factor:g}", config.family_config(name, variant, factor, (seed,)),
              seed, workdir / TUNING / name / f"{variant}-{factor:g}")
+
+
+def _stands_out(best: float, scores: Mapping[float, float]) -> bool:
+  """Whether a wider grid may tell more: not where factors score alike, unless all diverged."""
+  return scores[best] == math.inf or list(scores.values()).count(scores[best]) == 1
 
 
 def _widened(grid: list[float], best: float) -> list[float]:

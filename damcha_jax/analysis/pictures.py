@@ -62,7 +62,7 @@ def draw(path: Path, title: str, caption: str, image_YXC: np.ndarray,
       axes[-1].set_visible(False)
     for panel in axes:
       panel.set(xticks=[], yticks=[])
-  figure.suptitle(title, fontsize=13)
+  figure.suptitle(title, fontsize=13, parse_math=False)
   figure.supxlabel(textwrap.fill(caption, round(14 * _PANEL * num_columns)), fontsize=10)
   for suffix in (".png", ".svg"):
     file = path.with_name(path.name + suffix)

@@ -92,7 +92,7 @@ def draw(path: Path, title: str, caption: str, rows: Sequence[Sequence[Lines | H
   for axes_in_row, row in zip(grid, rows, strict=True):
     image = None
     for axes, panel in zip(axes_in_row, row, strict=True):
-      axes.set_title(panel.title, fontsize=10)
+      axes.set_title(panel.title, fontsize=10, parse_math=False)
       axes.set_xlabel(panel.x_label, fontsize=9)
       axes.set_ylabel(panel.y_label, fontsize=9)
       if isinstance(panel, Lines):
@@ -104,7 +104,7 @@ def draw(path: Path, title: str, caption: str, rows: Sequence[Sequence[Lines | H
     if colour_bar is not None:
       figure.colorbar(image, ax=list(axes_in_row), label=colour_bar, shrink=0.9)
   _align(grid, rows)
-  figure.suptitle(title, fontsize=11)
+  figure.suptitle(title, fontsize=11, parse_math=False)
   figure.supxlabel(text, fontsize=8.5)
   for suffix in (".png", ".svg"):
     file = path.with_name(path.name + suffix)

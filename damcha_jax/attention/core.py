@@ -249,7 +249,9 @@ def _in_causal_blocks(
 ) -> Array:
   """Each block of queries with the keys up to its end; those after it they do not see."""
   num_queries = query_BTHK.shape[1]
-  num_blocks = 1 if _whole.get() else min(_MOST_BLOCKS, num_queries // _LEAST_BLOCK)
+  is_symbolic = not isinstance(num_queries, int)  # as `jax.export` may have it
+  num_blocks = (1 if _whole.get() or is_symbolic
+                else min(_MOST_BLOCKS, num_queries // _LEAST_BLOCK))
   if num_blocks <= 1:
     return attend_block(query_BTHK, key_BSHK, value_BSHK, bias=bias, mask=mask, dropout=dropout)
   size = -(-num_queries // num_blocks)

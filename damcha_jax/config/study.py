@@ -143,7 +143,9 @@ class StudyConfig:
       names = entries.split(",")
       require(len(set(names)) == len(names),
               f"config key '{key}' names an entry twice: {entries}")
-      require(all(names) or (key in may_be_empty and entries == ""),
+      require(entries != "" or key in may_be_empty,
+              f"config key '{key}' is empty; name at least one")
+      require(all(names) or entries == "",
               f"config key '{key}' has an empty entry: '{entries}'; remove the comma")
     require(len(set(self.seeds)) == len(self.seeds) > 0,
             f"config key 'seeds' must name at least one and none twice, not {self.seeds}")
@@ -157,7 +159,7 @@ class StudyConfig:
             and all(factor > 0 for factor in self.tuning.factors),
             f"config key 'tuning.factors' must hold different factors above 0, not "
             f"{self.tuning.factors}")
-    require(self.shift == "" or len(self.shift_sets) == 2,
+    require(self.shift == "" or (self.shift.count("/") == 1 and len(self.shift_sets) == 2),
             f"config key 'shift' must be empty or like text/text8, not '{self.shift}'")
     for name in (*self.tuning.sets.split(","), *self.shift_sets, *(one for one, _ in self.cells)):
       require(name in SETS, f"unknown set '{name}'; choose from {', '.join(SETS)}")

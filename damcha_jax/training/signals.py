@@ -47,6 +47,9 @@ class StopRequest:
     del frame
     self.signal_name = signal.Signals(number).name
     signal.signal(number, self._previous.pop(number))
+    # Not `print`, in the midst of which the signal may have come.
+    os.write(2, f"\nnote: {self.signal_name}: saves and stops once what it does is done, such as "
+             "compiling; the same signal again ends it without saving\n".encode())
 
   def _pass_on(self, number: int, frame: Optional[FrameType]) -> None:
     del frame

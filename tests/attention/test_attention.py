@@ -261,6 +261,15 @@ def test_causal_blocks_attend_as_the_whole_with_fewer_scores(num_queries, num_ke
     assert " pad[" not in str(jax.make_jaxpr(jax.grad(loss))(query_BTHK, key_BSHK))
 
 
+def test_a_length_that_is_not_known_attends_in_one_piece():
+  (length,) = jax.export.symbolic_shape("t")
+  abstract = jax.ShapeDtypeStruct((B, length, H, K), jnp.float32)
+  attend = jax.jit(lambda x: core.attend(x, x, x, scale=1.0, is_causal=True))
+  exported = jax.export.export(attend)(abstract)
+  x_BTHK = RNG.normal(size=(B, 150, H, K)).astype(np.float32)
+  chex.assert_trees_all_close(exported.call(x_BTHK), attend(x_BTHK), atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["mha", "stride"])
 def test_implementations_agree(kind):
   plain = KINDS[kind].copy(causal=True, implementation="plain")

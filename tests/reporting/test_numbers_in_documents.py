@@ -67,12 +67,13 @@ def test_what_is_said_of_the_study():
   names = ("mha", "dcmha", "damcha")
   bits = [losses["mix", name, "bits_per_byte", None]["value"] for name in names]
   sizes = [_num_params("cpu", "mix")[name] / 1e3 for name in names]
-  adaptivity = {row["dataset"]: f"{row['value']:.1g}" for row in _summary("cpu") if (
+  adaptivity = {row["dataset"]: row for row in _summary("cpu") if (
       row["attention"], row["metric"]) == ("damcha_full_width", "adaptivity")}
+  with_spread = lambda row: f"{row['value']:.2f} ± {row['spread']:.2f}"
   text = " ".join(TEXTS["README.md"].split())
   for ours in (
-      "ends at {} on the mix and at {}, {} and {} on the others".format(
-          *(adaptivity[dataset] for dataset in sets)),
+      "ends at {:.0e} on the mix, and on the others at {}, {} and {} (".format(
+          adaptivity[sets[0]]["value"], *(with_spread(adaptivity[one]) for one in sets[1:])),
       "{} on the mix, {} on images, {} on pairs and {} on concept sets".format(
           *(less("damcha", "mha", dataset) for dataset in sets)),
       "{:.3f} for MHA, {:.3f} for DCMHA and {:.3f} for DAMCHA".format(*bits),

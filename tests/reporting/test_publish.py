@@ -71,6 +71,14 @@ def test_nothing_is_overwritten(workdir, tmp_path):
     publish.publish(workdir, tmp_path, 9)
   with pytest.raises(ConfigError, match="lies in the workdir"):
     publish.publish(workdir, workdir / "out", 9)
+  with pytest.raises(ConfigError, match="lies in the workdir"):
+    publish.publish(workdir, tmp_path / ".." / tmp_path.name / workdir.name / "out", 9)
+
+
+def test_links_between_folders_are_not_followed(workdir, tmp_path):
+  (workdir / "mha" / "again").symlink_to(workdir)
+  publish.publish(workdir, tmp_path / "out", 9)
+  assert not [name for name in _files(tmp_path / "out") if "again" in name]
 
 
 def test_a_run_that_is_not_done_is_refused(workdir, tmp_path):
@@ -89,9 +97,10 @@ def test_what_was_only_evaluated_is_kept(workdir, tmp_path):
   assert {"shift/mha/seed0/config.json", "shift/mha/seed0/result.json"} <= _files(tmp_path / "out")
 
 
-def test_a_damaged_curve_is_named_and_nothing_is_left(workdir, tmp_path):
+@pytest.mark.parametrize("name", ["metrics.jsonl", "result.json", "config.json"])
+def test_a_damaged_file_is_named_and_nothing_is_left(workdir, tmp_path, name):
   """What a failure leaves would be in the way of the same command."""
-  (workdir / "mha" / "seed0" / "metrics.jsonl").write_text('{"step": 1')
-  with pytest.raises(ResultsError, match="metrics.jsonl is damaged"):
+  (workdir / "mha" / "seed0" / name).write_text('{"step": 1')
+  with pytest.raises(ResultsError, match=f"{name} is damaged"):
     publish.publish(workdir, tmp_path / "out", 9)
   assert not (tmp_path / "out").exists()

@@ -22,6 +22,18 @@ def test_parts_of_a_result_are_not_read_twice_but_its_analysis_is(tmp_path):
                               "--workdir=runs/theory/theory-smoke")
 
 
+def test_a_workdir_that_is_not_finished_is_named(tmp_path, capsys):
+  done, begun = (made_up_results.write(tmp_path / "results", "gpt2_enwik8", f"{name}:cpu", [])
+                 for name in ("mix", "text8"))
+  (begun / "summary.json").unlink()
+  for folder in (done, begun):
+    (folder / "mha" / "seed0").mkdir(parents=True)
+    (folder / "mha" / "seed0" / "config.json").write_text("{}")
+  report.main(["report", f"--results={tmp_path / 'results'}", f"--out={tmp_path / 'out'}"])
+  notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+  assert len(notes) == 1 and notes[0].startswith(f"note: {begun} has no summary.json")
+
+
 def _analysis(folder, config):
   inner = folder / "analysis"
   inner.mkdir()

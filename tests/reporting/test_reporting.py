@@ -114,6 +114,13 @@ def test_learning_curves_are_a_png(tmp_path):
   assert path.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_title_is_no_formula(tmp_path):
+  curves = {"mha": [(1, 5.0), (2, 4.0)]}
+  reporting.plot_learning_curves(tmp_path / "curves.png", curves, "nats", r"price$_$.txt $\foo$")
+  reporting.plot_differences(tmp_path / "differences", {"mha": (0.1, 0.2)}, "a$^$b", "nats")
+  reporting.plot_distributions(tmp_path / "densities", {"mha": np.arange(9.0)}, "a$^$b", "x", "1")
+
+
 def test_learning_curves_have_a_title_and_whole_steps(tmp_path, monkeypatch):
   figures = []
   monkeypatch.setattr(reporting, "_save", lambda figure, path: figures.append(figure))

@@ -220,17 +220,19 @@ def _flops(config: Any) -> int:
 
 def _train(runs: list[Run], num_later: int, may_diverge: bool = False) -> None:
   """Trains what is not trained yet, and says how much is left; `num_later` runs come after."""
-  seconds = [result["train_seconds"] for result in map(Run.result, runs) if result]
+  recorded = [result["train_seconds"] for result in map(Run.result, runs) if result]
+  whole: list[float] = []  # with what is no training: compiling, evaluating
   for index, run in enumerate(runs):
     if run.result() is None:
       num_left = len(runs) - index + num_later
-      time_left = (f", about {format_duration(num_left * statistics.fmean(seconds))}" if seconds
-                   else "")
+      left = lambda each: format_duration(num_left * statistics.fmean(each))
+      time_left = (f", about {left(whole)}" if whole else f", more than {left(recorded)}"
+                   if recorded else "")
       common.note(f"{run.name}; runs left: {num_left}{time_left}")
       start = time.monotonic()
       with contextlib.suppress(NonFiniteError) if may_diverge else contextlib.nullcontext():
         loop.train(run.task(), run.config, run.directory, run.seed)
-      seconds.append(time.monotonic() - start)  # with what is no training: compiling, evaluating
+      whole.append(time.monotonic() - start)
 
 
 def summarize(config: StudyConfig, workdir: Path, runs: list[Run],

@@ -317,7 +317,8 @@ def _tuning(result: Result) -> Iterator[Block]:
 def _answer(question: Question, studies: Sequence[Result],
             evidence: Evidence) -> Iterator[Block]:
   by_study = {one.command: differences(question, one.rows) for one in studies}
-  found = [difference for each in by_study.values() for difference in each]
+  found = sorted((one for each in by_study.values() for one in each),
+                 key=lambda one: question.comparisons.index(one.comparison))
   commands = [command for command, each in by_study.items() if each]
   yield Heading(3, question.text)
   sets = {one.comparison.set for one in found}

@@ -108,6 +108,22 @@ def test_every_comparison_is_of_the_study():
   assert set(VARIANTS) - asked <= {"mha", "dcmha"}
 
 
+def test_studies_of_one_size_on_other_sets_answer_together(tmp_path):
+  for sets, name in (("mix", "mix"), ("dictionary", "dictionary_mix")):
+    rows = [{**one, "dataset": name} for one in (*LOSSES, *_less("damcha", "mha", 0.1, 0.05, 0.01))]
+    folder = made_up_results.write(tmp_path / sets, "study", "study_cpu:paper", rows, sets=sets)
+    questions.plot(folder / "figures", rows)
+  blocks = questions.blocks(read_results(tmp_path), PAPER)
+  start = next(index for index, block in enumerate(blocks)
+               if isinstance(block, Heading) and "grow on the mixture" in block.text)
+  _, sentence, table, *figures = blocks[start:start + 5]
+  assert "on mix +0.1" in sentence.text and "on dictionary_mix +0.1" in sentence.text
+  assert [line[0] for line in table.rows if "dcmha" not in line[0]] == [
+      "`damcha` less `mha` on mix", "`damcha` less `mha` on dictionary_mix"]
+  assert [command.rpartition("sets=")[2] for command in table.commands] == ["dictionary", "mix"]
+  assert len({figure.path for figure in figures}) == 2
+
+
 def test_an_answer_has_a_sentence_a_table_and_a_figure(tmp_path):
   rows = [*LOSSES, *_less("damcha", "mha", 0.1, 0.05, 0.01),
           *_less("damcha", "dcmha", -0.1, 0.2, 0.1),

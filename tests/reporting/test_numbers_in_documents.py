@@ -83,6 +83,13 @@ def test_what_is_said_of_the_study():
       "anywhere: {}, {}, {} and {}".format(
           *(less("damcha_full_width", "mha", dataset) for dataset in sets))):
     assert ours in text
+  larger = _rows("cpu_dictionary")
+  for name, words in (("dictionary", "on a dictionary"),
+                      ("dictionary_text8", "on the same cleaned as text8"),
+                      ("dictionary_mix", "on the mix of both")):
+    value, half = (larger[name, "damcha", f"nats_minus_mha{end}", None]["value"]
+                   for end in ("", "_ci95"))
+    assert f"{value:+.3f} ± {half:.3f} {words}" in text
 
 
 def test_what_is_said_of_image_classification():

@@ -229,14 +229,15 @@ def _command(workdir, *more):
           "--config.mesh.fsdp=2", "--config.data.max_held_out_bytes=3000", *more]
 
 
-def _start_two(workdir):
+def _start_two(workdir, options=((), ())):
+  """Starts them, each with options of its own besides."""
   address = _free_address()
   processes = []
   for index in range(2):
     with (workdir.parent / f"{workdir.name}-{index}.log").open("w") as log:
       processes.append(subprocess.Popen(
           _command(workdir, f"--coordinator_address={address}", "--num_processes=2",
-                   f"--process_id={index}", f"--process_timeout={TIMEOUT}"),
+                   f"--process_id={index}", f"--process_timeout={TIMEOUT}", *options[index]),
           cwd=ROOT, env=_environment(4), stdout=subprocess.DEVNULL, stderr=log))
   return processes
 
@@ -299,6 +300,18 @@ def test_a_lost_process_ends_the_other_and_a_restart_resumes_bitwise(two, tmp_pa
   assert len(_checksums(two)) > 30
   assert _checksums(workdir) == _checksums(two)
   fault("a host lost", "named by the other, then ended the same")
+
+
+@pytest.mark.families
+def test_data_that_one_host_lacks_ends_both(tmp_path):
+  """The other waits for it in an operation on a checkpoint, whose failure is no full disk."""
+  (tmp_path / "here.txt").write_text("Enough text for windows. " * 20_000)
+  processes = _start_two(tmp_path / "run", [
+      [f"--config.dataset={tmp_path / name}"] for name in ("here.txt", "missing.txt")])
+  assert [process.wait(300) for process in processes] == [1, 1]
+  last = [(tmp_path / f"run-{index}.log").read_text().splitlines()[-1] for index in range(2)]
+  assert last[0].startswith("error: process 1 (") and "was lost" in last[0]
+  assert last[1].startswith("error: the text file ") and "missing.txt cannot be read" in last[1]
 
 
 @pytest.mark.families

@@ -11,6 +11,7 @@ every evaluation that a run's checkpoints were put to, it takes configuration, r
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+import contextlib
 import json
 from pathlib import Path
 import shutil
@@ -110,16 +111,19 @@ def _files(folder: Path, names: Sequence[str]) -> Iterator[Path]:
 
 
 def _check(path: Path) -> None:
-  try:
+  with _damage_named(path):
     json.loads(read_text(path))
-  except ValueError as error:
-    raise ResultsError(f"{path} is damaged ({error}); run the command of its workdir again, which "
-                       "repairs it") from error
 
 
 def _curve(path: Path, max_records: int) -> str:
-  try:
+  with _damage_named(path):
     return thinned(read_text(path), max_records)
+
+
+@contextlib.contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+  try:
+    yield
   except (KeyError, TypeError, ValueError) as error:
     raise ResultsError(f"{path} is damaged ({error}); run the command of its workdir again, which "
                        "repairs it") from error

@@ -131,7 +131,8 @@ def test_a_language_model_interrupted_or_not(tmp_path, capsys, monkeypatch):
     context.setattr(analysis_runs.Run, "checkpoints", None)
     for argument, message in (("--layers=2", "--layers=2 is not there: they are 0 to 1"),
                               ("--heads=4", "--heads=4 is not there: they are 0 to 3"),
-                              ("--heads=", "--heads= names none; leave it out, or name some")):
+                              ("--heads=", "--heads= names none; leave it out, or name some"),
+                              ("--steps=", "--steps= names none")):
       status, _, err = _command(capsys, f"--workdir={cut}", "--steps=0", argument)
       assert status == 2 and message in err
 

@@ -193,6 +193,7 @@ def _assert_names_what_is_damaged(capsys, workdir, arguments):
     (("--config=configs/cifar10.py:smoke",), 2, "python -m experiments.image_generation"),
     (("--config=configs/mix.py:smoke", "--steps=3"), 2, "Unknown command line flag 'steps'"),
     (("--config=configs/mix.py:smoke", "now"), 2, "unexpected argument 'now'"),
+    (("--config=configs/mix.py:smoke", "--config.dataset=\udcff.txt"), 2, "is no UTF-8; rename"),
     (("--config=configs/mix.py:smoke", "--config.batchsize=3"), 2,
      "unknown config key 'batchsize'; the nearest valid key is 'batch_size'"),
     (("--config=configs/mix.py:smoke", "--config.damcha.strid=3"), 2,

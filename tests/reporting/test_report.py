@@ -290,6 +290,10 @@ def test_a_line_of_formats_is_one_figure(tmp_path):
 def test_options_are_checked():
   with pytest.raises(ConfigError, match="--out is missing"):
     report.parse(["report"])
+  with pytest.raises(ConfigError, match="--out is missing"):
+    report.parse(["report", "--out="])
+  with pytest.raises(ConfigError, match="is no UTF-8; rename"):
+    report.parse(["report", "--out=\udcff"])
   with pytest.raises(ResultsError, match="is no folder"):
     read_results(Path("nowhere"))
 

@@ -180,10 +180,11 @@ def test_a_signal_saves_and_the_next_run_equals_an_uninterrupted_one(finished, t
   assert list(map(strip, records(tmp_path))) == list(map(strip, records(workdir)))
 
 
-def test_a_signal_of_the_other_kind_is_noted_too():
+def test_a_signal_of_the_other_kind_is_noted_too(capfd):
   previous = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
   with StopRequest() as stop:
     signal.raise_signal(signal.SIGINT)
+    assert "note: SIGINT: saves and stops once" in capfd.readouterr().err
     signal.raise_signal(signal.SIGTERM)  # by default, this would end the process
     assert stop.requested(1)
     assert signal.getsignal(signal.SIGINT) is previous[0]

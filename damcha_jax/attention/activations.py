@@ -30,6 +30,11 @@ def sharded_like(batch: NamedSharding, function: Callable[..., Any]) -> Callable
   return placed
 
 
+def sharding() -> Optional[NamedSharding]:
+  """That of a batch's rows, as the caller of the model asked for; None: nobody did."""
+  return _SHARDING.get()
+
+
 def constrain(x: Array) -> Array:
   """x [B, ..] in the sharding that the caller of the model asked for, or as it is."""
   return _constrain(x, ())

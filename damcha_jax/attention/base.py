@@ -50,7 +50,8 @@ class AttentionBase(nn.Module):
 
   Attributes beyond Flax's:
     causal: hide the future (in addition to `mask`). None leaves that to `mask`.
-    implementation: 'auto', 'plain', 'xla' or 'cudnn'; see `core.attend`.
+    implementation: 'auto', 'plain', 'xla', 'cudnn' or 'pallas' (with `decode`, 'plain' in its
+      place); see `core.attend`.
     partitioned: attach logical axis names to the parameters.
   """
 
@@ -286,6 +287,9 @@ class AttentionBase(nn.Module):
     if query_chunk is not None and is_causal:
       queries_and_keys = (query_BTHK.shape[1], keys.key_BSHK.shape[1])
       mask, is_causal = masks.combine(mask, masks.causal(*queries_and_keys)), False
+    # A cache masks what it does not hold yet, which that kernel cannot.
+    cached_pallas = self.decode and self.implementation == "pallas"
+    implementation = "plain" if cached_pallas else self.implementation
     shape = (query_BTHK.shape[0], weight_heads or query_BTHK.shape[2], query_BTHK.shape[1],
              keys.key_BSHK.shape[1])
     dropout = self._dropout(shape, deterministic, dropout_rng)
@@ -301,7 +305,7 @@ class AttentionBase(nn.Module):
           bias=cut(bias),
           mask=cut(mask),
           is_causal=is_causal,
-          implementation=self.implementation,
+          implementation=implementation,
           dropout=dropout and dropout._replace(kept_BHTS=cut(dropout.kept_BHTS)),
           sow=self._sow if sow_weights else None,
           precision=self.precision,

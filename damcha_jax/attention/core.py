@@ -22,7 +22,7 @@ from damcha_jax.attention import masks
 
 Array = jax.Array
 
-IMPLEMENTATIONS = ("auto", "plain", "xla", "cudnn")
+IMPLEMENTATIONS = ("auto", "plain", "xla", "cudnn", "pallas")
 Compose = Callable[[Array], Array]  # [B, H, T, S] -> [B, H', T, S]
 Sow = Callable[[str, Array], Any]
 Rows = Callable[..., Array]  # rows(x, axis=1): the entries of x that belong to the queries at hand
@@ -36,7 +36,10 @@ _whole = contextvars.ContextVar("whole", default=False)
 
 @contextlib.contextmanager
 def whole_scores() -> Iterator[None]:
-  """Where operations are counted: causal attention makes all scores, as is the convention."""
+  """Where operations are counted: attention makes all scores, as is the convention, and shows them.
+
+  In a fused kernel nobody sees them.
+  """
   token = _whole.set(True)
   try:
     yield
@@ -147,8 +150,9 @@ def attend(
     mask: boolean, broadcastable to [B, H, T, S]; True means visible.
     is_causal: hide keys after the query's position as well.
     implementation: 'plain' (einsum; with `is_causal` and no hook, blocks of queries leave out most
-      hidden scores), 'xla' or 'cudnn' (`jax.nn.dot_product_attention`), or 'auto': cuDNN on a GPU
-      where it applies, else plain. All agree within rounding.
+      hidden scores), 'xla' or 'cudnn' (`jax.nn.dot_product_attention`), 'pallas' (JAX's flash
+      attention for TPUs: self-attention without bias or mask, T a multiple of 128), or 'auto':
+      cuDNN on a GPU where it applies, else plain. All agree within rounding.
     dropout: applied to the (composed) weights ('plain' only).
     sow: receives, by name, `attention_scores` (composed, not masked), `attention_softmax` if there
       is a hook on the weights, and `attention_weights` (composed) ('plain' only).
@@ -166,6 +170,8 @@ def attend(
   if implementation == "auto":
     fused = not needs_plain and _cudnn_applies(query_BTHK)
     implementation = "cudnn" if fused else "plain"
+  if _whole.get():
+    implementation = "plain"
   if implementation == "plain":
     plain = functools.partial(_attend_plain, scale=scale, is_causal=is_causal, precision=precision)
     if is_causal and all(hook is None for hook in (sow, compose_scores, compose_weights)):
@@ -178,6 +184,12 @@ def attend(
         " values of another width or number of heads than keys; use implementation='plain' (or"
         " 'auto')"
     )
+  if implementation == "pallas":
+    if bias is not None or mask is not None:
+      raise ValueError("implementation 'pallas' takes no bias and no mask, nor padding or segments;"
+                       " use implementation='plain' (or 'auto')")
+    from damcha_jax.attention import flash  # half a second, which only those with TPUs need spend
+    return flash.attend(query_BTHK, key_BSHK, value_BSHK, scale=scale, is_causal=is_causal)
   output_BTHK = jax.nn.dot_product_attention(
       query_BTHK,
       key_BSHK,

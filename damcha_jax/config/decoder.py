@@ -24,6 +24,9 @@ class DecoderConfig(TransformerConfig):
     require(self.damcha.context != "sequence" or self.damcha.allow_future_leak,
             "damcha.context='sequence' lets a causal decoder see the future; use 'prefix', or set "
             "damcha.allow_future_leak=True to study the leak")
+    require(self.model.attention_implementation != "pallas" or self.context_length % 128 == 0,
+            f"context_length={self.context_length} must be a multiple of 128 for "
+            "model.attention_implementation='pallas'; change it, or use 'plain' (or 'auto')")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,7 +69,7 @@ class ModelConfig:
   attention_dropout_rate: float  # of attention weights; above 0 the fused kernels do not apply
   remat: bool
   scan_layers: bool
-  attention_implementation: Literal["auto", "plain", "xla", "cudnn"]
+  attention_implementation: Literal["auto", "plain", "xla", "cudnn", "pallas"]
   dtype: Literal["float32", "bfloat16"]  # of the computation; the softmax stays float32
   param_dtype: Literal["float32", "bfloat16"]
 

@@ -16,8 +16,9 @@ from damcha_jax.config.sections import (AttentionsConfig, CheckpointConfig, Damc
 _POSITIVE = ("batch_size", "model.num_layers", "model.num_heads", "model.features",
              "model.mlp_features")
 _FRACTIONS = ("model.dropout_rate", "model.attention_dropout_rate")
-# The attentions that a fused scaled-dot-product kernel can compute.
-_FUSED = ("mha", "damcha", "moa", "mma")
+# The attentions that each fused scaled-dot-product kernel can compute.
+_FUSED = {"xla": ("mha", "damcha", "moa", "mma"), "cudnn": ("mha", "damcha", "moa", "mma"),
+          "pallas": ("mha", "damcha", "moa")}  # no masks, such as mma's windows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,13 +72,15 @@ def _check(config: TransformerConfig) -> None:
     value = operator.attrgetter(name)(config)
     require(0 <= value < 1, f"{name}={value} must be at least 0 and below 1")
   check_attentions(config)
-  fused = model.attention_implementation in ("xla", "cudnn")
+  fused = model.attention_implementation in _FUSED
   require(not fused or model.attention_dropout_rate == 0,
           "model.attention_dropout_rate needs the weights that a fused kernel never forms; use 0, "
           "or model.attention_implementation='plain'")
   for name in config.attention_names if fused else ():
-    require(name in _FUSED, f"attention '{name}' mixes or widens what fused kernels compute; use "
-            "model.attention_implementation='plain' (or 'auto')")
+    require(name in _FUSED[model.attention_implementation],
+            f"attention '{name}' mixes, widens or masks what "
+            f"model.attention_implementation='{model.attention_implementation}' computes; use "
+            "'plain' (or 'auto')")
   _check_form(damcha, fused and "damcha" in config.attention_names)
   require(damcha.parameterization == "blocks"
           or damcha.block_ablation_train == damcha.block_ablation_eval == "full",

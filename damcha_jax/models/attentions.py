@@ -76,6 +76,8 @@ def attention_factory(
     raise ConfigError(
         "model.attention_implementation='cudnn' needs a GPU and model.dtype='bfloat16'; use 'auto'"
     )
+  if model.attention_implementation == "pallas" and jax.default_backend() != "tpu":
+    raise ConfigError("model.attention_implementation='pallas' needs a TPU; use 'auto'")
   common = dict(
       num_heads=model.num_heads,
       dropout_rate=model.attention_dropout_rate,

@@ -52,13 +52,14 @@ FAMILIES: Mapping[str, Callable[[str, str, AbstractMesh], AbstractUpdate]] = {
 
 
 def _check(monkeypatch, family: str, attention: str, platform: str,
-           shape: tuple[int, int, int] = (32, 8, 1)) -> None:
-  """Exports the step and compares what it takes and gives."""
+           shape: tuple[int, int, int] = (32, 8, 1), implementation: str = "auto") -> str:
+  """Exports the step, compares what it takes and gives, and returns its program."""
   monkeypatch.setattr(jax, "default_backend", lambda: BACKENDS[platform])
-  fused = platform == "cuda" and attention in FUSED
+  if implementation == "auto":
+    implementation = "xla" if platform == "cuda" and attention in FUSED else "plain"
   mesh = AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
   before = sum(array.nbytes for array in jax.live_arrays())
-  update = FAMILIES[family](attention, "xla" if fused else "plain", mesh)
+  update = FAMILIES[family](attention, implementation, mesh)
   exported = jax.export.export(update.step, platforms=[platform])(update.targets, update.batch)
   assert sum(array.nbytes for array in jax.live_arrays()) - before < 1000
   assert exported.platforms == (platform,) and exported.nr_devices == math.prod(shape)
@@ -67,10 +68,21 @@ def _check(monkeypatch, family: str, attention: str, platform: str,
   assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state) == jax.tree.map(
       lambda leaf: (leaf.shape, leaf.dtype), update.targets)
   assert metrics["loss"].shape == ()
+  return exported.mlir_module()
 
 
 def test_the_language_model_with_damcha_is_lowered_for_tpus(monkeypatch):
   _check(monkeypatch, "gpt2_enwik8", "damcha", "tpu")
+
+
+@pytest.mark.parametrize("family, attention, shape", [
+    ("gpt2_enwik8", "damcha", (32, 8, 1)),
+    pytest.param("gpt2_enwik8", "mha", (32, 4, 2), marks=pytest.mark.families),
+    pytest.param("image_generation", "damcha", (32, 4, 2), marks=pytest.mark.families),
+    pytest.param("image_generation", "moa", (32, 8, 1), marks=pytest.mark.families)])
+def test_flash_attention_is_lowered_for_tpus(monkeypatch, family, attention, shape):
+  program = _check(monkeypatch, family, attention, "tpu", shape, "pallas")
+  assert program.count("@tpu_custom_call") >= 3  # forward, and two of the backward pass
 
 
 @pytest.mark.families

@@ -8,6 +8,7 @@ import pytest
 
 from damcha_jax.attention import ATTENTIONS
 import eight_devices_attentions
+import eight_devices_flash
 from tiny_task import run_script
 
 def _check(path: Path, names: list[str]) -> None:
@@ -27,3 +28,14 @@ def _check(path: Path, names: list[str]) -> None:
 @pytest.mark.families
 def test_a_step_on_eight_devices_is_that_of_one(tmp_path):
   _check(tmp_path, list(ATTENTIONS))
+
+
+def test_each_device_runs_the_fused_kernel_on_its_rows_and_heads(tmp_path):
+  done = run_script(Path(eight_devices_flash.__file__), tmp_path, num_devices=8)
+  assert done.returncode == 0, done.stderr
+  report = json.loads((tmp_path / "report.json").read_text())
+  assert len(report) == 4
+  for name, of in report.items():
+    rows_heads = (2, 2, 128, 6) if "4 heads" in name else (2, 3, 128, 8)
+    assert of["shapes"] == [list(rows_heads)], name
+    assert of["difference"] < 1e-6, name

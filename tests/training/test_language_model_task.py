@@ -109,12 +109,13 @@ def test_a_vocabulary_without_every_byte_is_refused():
     language_model.language_model_task(config, "mha", seed=0)
 
 
-@pytest.mark.skipif(jax.default_backend() == "gpu", reason="needs a machine without a GPU")
-def test_a_kernel_that_this_machine_has_not_is_refused():
-  config = small_config()
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="needs a machine with CPUs alone")
+@pytest.mark.parametrize("implementation, device", [("cudnn", "GPU"), ("pallas", "TPU")])
+def test_a_kernel_that_this_machine_has_not_is_refused(implementation, device):
+  config = small_config(context_length=128)
   config = dataclasses.replace(
-      config, model=dataclasses.replace(config.model, attention_implementation="cudnn"))
-  with pytest.raises(ConfigError, match="'cudnn' needs a GPU .*; use 'auto'"):
+      config, model=dataclasses.replace(config.model, attention_implementation=implementation))
+  with pytest.raises(ConfigError, match=f"'{implementation}' needs a {device}.*; use 'auto'"):
     language_model.language_model_task(config, "mha", 0)
 
 

@@ -1,0 +1,55 @@
+"""Fused attention on a 2x2x2 mesh of forced CPU devices against the plain path on one.
+
+A mesh deadlocks JAX's interpreter of kernels on some of its versions, so the kernel's place is taken
+by its definition. `python eight_devices_flash.py FOLDER` writes FOLDER/report.json.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+import sys
+
+import jax
+import numpy as np
+
+from damcha_jax.attention import DamchaAttention, MultiHeadAttention, core, flash
+from damcha_jax.attention.activations import sharded_like
+from damcha_jax.config import MeshConfig
+from damcha_jax.training import sharding as sharding_lib
+
+
+def main(folder: Path) -> None:
+  shapes = set()
+
+  def kernel(*heads_first, causal, sm_scale, block_sizes):
+    del block_sizes
+    shapes.update(x.shape for x in heads_first)
+    output_BTHK = core.attend(*(x.swapaxes(1, 2) for x in heads_first), scale=sm_scale,
+                              is_causal=causal, implementation="plain")
+    return output_BTHK.swapaxes(1, 2)
+
+  flash.kernels.flash_attention = kernel
+  partitioning = sharding_lib.Partitioning(sharding_lib.make_mesh(MeshConfig(2, 2, 2)), ())
+  x = np.random.default_rng(0).normal(size=(8, 128, 24)).astype(np.float32)
+  report = {}
+  for num_heads in (4, 3):  # the second is no multiple of the tensor axis
+    for name, module in {"mha": MultiHeadAttention(num_heads, causal=True),
+                         "damcha": DamchaAttention(num_heads, stride=64, causal=True)}.items():
+      params = module.init(jax.random.key(0), x)["params"]
+      gradient = lambda module: jax.grad(
+          lambda params, x: (module.apply({"params": params}, x)**2).sum(), (0, 1))
+      expected = gradient(module.copy(implementation="plain"))(params, x)
+      shapes.clear()
+      fused = sharded_like(partitioning.batch, gradient(module.copy(implementation="pallas")))
+      actual = jax.jit(fused, in_shardings=(partitioning.replicated, partitioning.batch))(params, x)
+      size = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
+      report[f"{name} with {num_heads} heads"] = dict(
+          shapes=sorted(shapes),
+          difference=float(max(np.abs(a - b).max() for a, b in zip(
+              jax.tree.leaves(jax.device_get(actual)), jax.tree.leaves(expected))) / size))
+  (folder / "report.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+  main(Path(sys.argv[1]))

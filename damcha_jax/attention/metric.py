@@ -78,7 +78,11 @@ def make_metric(generator: nn.Module, contexts: Contexts, layer_index: Any = Non
   if _in_factors(generator, contexts, shared):
     return Metric(None, contexts, generator.factors(contexts.vectors_BCD, layer_index))
   # Metrics are larger than the kernel that makes them: let that move to the rows of the batch.
-  return Metric(constrain_rows(generator(contexts.vectors_BCD, layer_index)), contexts)
+  metric = constrain_rows(generator(contexts.vectors_BCD, layer_index))
+  # XLA would add their gradients, one per layer where they are shared, again for each product that
+  # takes the sum, and transpose them; lists of numbers cannot be transposed.
+  flat = jax.lax.optimization_barrier(metric.reshape(*metric.shape[:2], -1))
+  return Metric(flat.reshape(metric.shape), contexts)
 
 
 def _in_factors(generator: nn.Module, contexts: Contexts, shared: bool) -> bool:

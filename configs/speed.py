@@ -8,23 +8,25 @@ what came out on two cores with nothing else to do:
 
 | variant | metric | decoder | aim | here |
 |---|---|---|---|---|
-| gpt2_layer | step_time_ratio | damcha_stride64 | at most 0.88 | 0.88 |
-| gpt2_layer | step_time_ratio | damcha_prefix_stack | at most 1.25 | 1.28 |
+| gpt2_layer | step_time_ratio | damcha_stride64 | at most 0.88 | 0.86 |
+| gpt2_layer | step_time_ratio | damcha_prefix_stack | at most 1.25 | 1.17 |
 | gpt2_layer | step_time_ratio | damcha_prefix_generator | at most 1.5 | 1.24 |
-| gpt2_layer | step_time_ratio | mha | at most 1.0 | 0.93 |
-| gpt2_layer | peak_share | damcha_stride64 | at least 0.65 | 0.84 |
-| d128_t64 | step_time_to_mha | damcha_prefix_stack | at most 2.5 | 2.19 |
-| d128_t256 | step_time_to_mha | damcha_prefix_stack | at most 1.5 | 2.16 |
+| gpt2_layer | step_time_ratio | mha | at most 1.0 | 0.94 |
+| gpt2_layer | peak_share | damcha_stride64 | at least 0.65 | 0.81 |
+| d128_t64 | step_time_to_mha | damcha_prefix_stack | at most 2.5 | 1.95 |
+| d128_t256 | step_time_ratio | damcha_prefix_stack | at most 1.5 | 1.31 |
+| d128_t256 | step_time_to_mha | damcha_prefix_stack | at most 1.5 | 1.59 |
 | gpt2_t2048 | peak_memory_to_mha | damcha_prefix_generator | at most 1.3 | 1.02 |
-| depth12 | compile_time_growth | damcha_stride64 | at most 1.3 | 0.88 |
-| gpt2_sampling | token_time_growth | all | at most 1.2 | at most 0.98 |
-| gpt2_sampling | cache_speedup | all | at least 10 | at least 17 |
-| all with steps | supply_ratio | input_pipeline | at least 20 | at least 54 |
+| depth12 | compile_time_growth | damcha_stride64 | at most 1.3 | 1.02 |
+| gpt2_sampling | token_time_growth | all | at most 1.2 | at most 1.05 |
+| gpt2_sampling | cache_speedup | all | at least 10 | at least 19 |
+| all with steps | supply_ratio | input_pipeline | at least 20 | at least 76 |
 | all with steps | host_wait_share | input_pipeline | at most 0.03 | 0.000 |
 
-It took eleven minutes, all attentions included (`results/speed`). The same command resumes at the
+It took ten minutes, all attentions included (`results/speed`). The same command resumes at the
 shape where it stopped. Ratios of steps vary by some 0.05 with what else the machine does. In
-`d128_t256` a step with the exact prefix has 2.3 times the operations of MHA's.
+`d128_t256` a step with the exact prefix has 2.3 times the operations of MHA's, and the suite's MHA
+takes 0.85 of plain Flax's step.
 
 All ratios are medians of those of single rounds, which need not be the ratio of two medians. `flax`
 is the plain decoder, `matmul` a product of two matrices, `input_pipeline` what makes batches; a

@@ -34,10 +34,11 @@ def attend(
     is_causal: hide keys after the query's position.
 
   Raises:
-    ValueError: T is no multiple of 128, or not that of the keys.
+    ValueError: T is 0 or no multiple of 128, or not that of the keys.
   """
   length, num_heads = query_BTHK.shape[1:3]
-  if not isinstance(length, int) or length % _BLOCK or key_BTHK.shape[1] != length:
+  if (not isinstance(length, int) or not length or length % _BLOCK
+      or key_BTHK.shape[1] != length):
     raise ValueError(
         f"implementation 'pallas' attends among as many queries as keys, a multiple of {_BLOCK}, not"
         f" from {length} to {key_BTHK.shape[1]}; use implementation='plain' (or 'auto')")

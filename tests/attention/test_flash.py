@@ -80,9 +80,10 @@ def test_what_the_kernel_does_not_take_is_named(options, message):
     module.init(jax.random.key(0), X, **options)
 
 
-def test_a_length_that_the_kernel_does_not_take_is_named():
-  with pytest.raises(ValueError, match="a multiple of 128, not from 200 to 200; use impl"):
-    MultiHeadAttention(H, implementation="pallas").init(jax.random.key(0), X[:, :200])
+@pytest.mark.parametrize("length", [0, 200])
+def test_a_length_that_the_kernel_does_not_take_is_named(length):
+  with pytest.raises(ValueError, match=f"a multiple of 128, not from {length} to {length}; use impl"):
+    MultiHeadAttention(H, implementation="pallas").init(jax.random.key(0), X[:, :length])
 
 
 @pytest.mark.parametrize("implementation", ["auto", "pallas", "cudnn"])

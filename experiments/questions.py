@@ -284,7 +284,7 @@ def blocks(results: Sequence[Result], paper: Mapping[str, Any]) -> list[Block]:
       "Behind the ± of a loss is its standard deviation over seeds. Of twenty comparisons without "
       "any difference one is expected beyond its interval. Parameters are the variant's beside its "
       "baseline's. On sets of an experiment of which none was tuned, "
-      "all have the learning rate that was chosen for MHA; see the last question.")]
+      "all have the set's own learning rate, which may favour some; see the last question.")]
   of_its_size = [one for one in studies if one.config == result.config]
   for question in QUESTIONS:
     found += _answer(question, of_its_size, Evidence(results, paper))
@@ -305,9 +305,9 @@ def _tuning(result: Result) -> Iterator[Block]:
     yield Heading(3, "Which learning rates were chosen?")
     yield Paragraph(
         "Each attention of the table was trained on one more seed with several multiples of the "
-        "rate that was chosen for MHA; a grid whose end was best went on beyond it. The best holds "
-        "for its variants and for all sets of the same experiment; other attentions and other sets "
-        "keep MHA's rate.")
+        "set's own rate; a grid whose end was best went on beyond it. The best holds for its "
+        "variants and for all sets of the same experiment; other attentions and other sets keep "
+        "their own. One seed chose: beside a multiple that fails, the best may fail with others.")
     yield Table("Validation loss in nats per token by multiple, the chosen one in bold.",
                 (result.command,), ("Set", "Attention", "Losses"),
                 tuple((name, f"`{variant}`", ", ".join(losses))

@@ -99,7 +99,7 @@ class TuningConfig:
   """Each variant with a learning rate of its own is trained once with each factor of the set's.
 
   A set takes its factors from itself if it is one of `sets`, else from the first of them that is of
-  its experiment. Where there is none, it keeps its own rate, which was chosen for MHA.
+  its experiment. Where there is none, it keeps its own rate, which was not tuned.
   """
 
   sets: str  # comma-separated, of SETS

@@ -17,7 +17,7 @@ _POSITIVE = ("batch_size", "model.num_layers", "model.num_heads", "model.feature
              "model.mlp_features")
 _FRACTIONS = ("model.dropout_rate", "model.attention_dropout_rate")
 # The attentions that each fused scaled-dot-product kernel can compute.
-_FUSED = {"xla": ("mha", "damcha", "moa", "mma"), "cudnn": ("mha", "damcha", "moa", "mma"),
+_FUSED = {**dict.fromkeys(("xla", "cudnn"), ("mha", "damcha", "moa", "mma")),
           "pallas": ("mha", "damcha", "moa")}  # no masks, such as mma's windows
 
 

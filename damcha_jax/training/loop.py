@@ -109,7 +109,9 @@ class _Run:
                                self.partitioning.place_global_rows,
                                config.evaluation.batch_size, self.partitioning.batch_multiple,
                                out_shardings=self.partitioning.replicated)
-    self.diagnostics = jax.jit(task.diagnostics, out_shardings=self.partitioning.replicated)
+    # Their few rows need not be a multiple of the devices.
+    self.diagnostics = jax.jit(sharded_like(self.partitioning.whole_batch, task.diagnostics),
+                               out_shardings=self.partitioning.replicated)
     try:
       boxed = state_lib.abstract_state(self.task, self.optimizer, self.root)
     except (OverflowError, ValueError) as error:  # what modules notice only when they see inputs

@@ -88,6 +88,7 @@ class Partitioning:
                             f"{', '.join(AXES)} or None")
     self.replicated = NamedSharding(mesh, PartitionSpec())
     self.batch = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+    self.whole_batch = NamedSharding(mesh, PartitionSpec(None))  # all rows, on every device
     self.microbatches = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
     self.batch_multiple = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 

@@ -97,10 +97,11 @@ def test_what_tuning_on_images_changed():
            if (row["dataset"], row["metric"]) == ("images", "learning_rate")}
   base = cifar10.get_config("cpu").optimizer.learning_rate
   assert rates["mha"] == rates["damcha"] == 8 * base
-  mha, damcha = (_value("cpu", "images", name, "nats_per_token", None)
-                 for name in ("mha", "damcha"))
-  untuned_mha, untuned_damcha = (_value("cifar10_cpu", "sample_images", name, "nats_per_token", None)
-                                 for name in ("mha", "damcha"))
+  names = ("mha", "damcha", "dcmha")
+  mha, damcha, dcmha = (_value("cpu", "images", name, "nats_per_token", None) for name in names)
+  untuned_mha, untuned_damcha, untuned_dcmha = (
+      _value("cifar10_cpu", "sample_images", name, "nats_per_token", None) for name in names)
+  assert dcmha > untuned_dcmha  # "worse than untuned"
   times = (damcha - mha) / (untuned_damcha - untuned_mha)
   text = " ".join(TEXTS["README.md"].split())
   for ours in (

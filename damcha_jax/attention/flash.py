@@ -34,14 +34,20 @@ def attend(
     is_causal: hide keys after the query's position.
 
   Raises:
-    ValueError: T is 0 or no multiple of 128, or not that of the keys.
+    ValueError: B or T is 0 or symbolic, T is no multiple of 128 or not that of the keys, the values
+      are float64, or the scale is an array.
   """
-  length, num_heads = query_BTHK.shape[1:3]
-  if (not isinstance(length, int) or not length or length % _BLOCK
-      or key_BTHK.shape[1] != length):
+  num_rows, length, num_heads, _ = query_BTHK.shape
+  fixed = all(isinstance(size, int) and size for size in (num_rows, length))
+  if not fixed or length % _BLOCK or key_BTHK.shape[1] != length:
     raise ValueError(
-        f"implementation 'pallas' attends among as many queries as keys, a multiple of {_BLOCK}, not"
-        f" from {length} to {key_BTHK.shape[1]}; use implementation='plain' (or 'auto')")
+        f"implementation 'pallas' attends, in one or more rows, among as many queries as keys, a"
+        f" multiple of {_BLOCK}, all known when it is compiled; not in {num_rows} from {length} to"
+        f" {key_BTHK.shape[1]}; use implementation='plain' (or 'auto')")
+  if value_BTHK.dtype == jnp.float64 or not isinstance(scale, (int, float)):
+    raise ValueError(
+        f"implementation 'pallas' takes a number as scale and no float64, not {type(scale).__name__}"
+        f" and {value_BTHK.dtype}; use implementation='plain' (or 'auto')")
   whole = lambda x: jnp.broadcast_to(x, (*x.shape[:2], num_heads, x.shape[3]))
   heads_first = lambda x: jnp.swapaxes(whole(x.astype(value_BTHK.dtype)), 1, 2)
   attend_part = functools.partial(

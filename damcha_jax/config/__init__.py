@@ -26,7 +26,7 @@ from damcha_jax.config.sections import (AttentionsConfig, AuthorsConfig, Checkpo
                                         ThaConfig, VisionModelConfig)
 from damcha_jax.config.text_generation import (DecodingConfig, TextDataConfig,
                                                TextGenerationConfig, TextMetricsConfig)
-from damcha_jax.config.transformer import TransformerConfig
+from damcha_jax.config.transformer import for_any_device, TransformerConfig
 from damcha_jax.config.upgrade import upgraded
 
 

@@ -66,11 +66,11 @@ class TextGenerationConfig(DecoderConfig):
   metrics: TextMetricsConfig
 
   def __post_init__(self):
-    super().__post_init__()
-    data, sampling = self.data, self.sampling
     require(self.model.attention_implementation != "pallas",
             "model.attention_implementation='pallas' takes no masks, which padded or packed texts "
             "need; use 'plain' (or 'auto')")
+    super().__post_init__()
+    data, sampling = self.data, self.sampling
     for name in ("max_source_tokens", "max_target_tokens"):
       require(getattr(data, name) > 0, f"config key 'data.{name}' must be positive")
     needed = data.max_source_tokens + data.max_target_tokens + 2

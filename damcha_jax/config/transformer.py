@@ -50,6 +50,12 @@ class TransformerConfig(AttentionsConfig):
     return tuple(self.attentions.split(","))
 
 
+def for_any_device(config: Any) -> Any:
+  """The config with attention that every device can compute; what it computes is the same."""
+  return dataclasses.replace(
+      config, model=dataclasses.replace(config.model, attention_implementation="auto"))
+
+
 def _check(config: TransformerConfig) -> None:
   """Checks what would otherwise fail deep in the model; the rest is checked where it is used."""
   model, damcha = config.model, config.damcha

@@ -157,10 +157,15 @@ def _cleaned(path: str, content_hash: str) -> dict[str, np.ndarray]:
 
 def _own_file(dataset: str) -> dict[str, np.ndarray]:
   path = expanded(dataset)
+  if dataset in DATASETS and not path.exists():
+    raise ConfigError(f"what comes after '{CLEANED}' or '{MIXED}' is the path of a text file, not "
+                      f"the dataset '{dataset}'; use '{dataset}' alone")
   if not dataset or not (path.exists() or "/" in dataset or "." in dataset):
     raise ConfigError(f"unknown dataset '{dataset}'; use one of {', '.join(DATASETS)}, or the "
                       f"path of a text file, alone or after '{CLEANED}' or '{MIXED}'")
   try:
+    if path.exists() and not path.is_file():
+      raise DataError(f"{path} cannot be read as a text file: it is a folder, pipe or device")
     if path.stat().st_size == 0:
       raise DataError(f"the text file {path} is empty")
     array = np.memmap(path, np.uint8, mode="r").view(np.ndarray)
@@ -173,7 +178,7 @@ def _own_file(dataset: str) -> dict[str, np.ndarray]:
   nul = np.flatnonzero(array == BOS)
   if nul.size:
     raise DataError(f"the text file {path} contains a NUL byte at offset {nul[0]}, which is the "
-                    "begin symbol here; save the text as UTF-8")
+                    "begin symbol here; save the text as UTF-8, unpacked")
   return splits
 
 

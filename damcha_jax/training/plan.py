@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Optional
 import jax
 
 from damcha_jax.analysis.complexity import peak_bytes
-from damcha_jax.config import ConfigError, DecoderConfig, ImageClassificationConfig
+from damcha_jax.config import (ConfigError, DecoderConfig, for_any_device,
+                               ImageClassificationConfig)
 from damcha_jax.training import sharding as sharding_lib
 from damcha_jax.training import state as state_lib
 from damcha_jax.training.abstract import abstract_run
@@ -56,7 +57,8 @@ def plan_run(config: DecoderConfig | ImageClassificationConfig, attention: str,
 
   The peak is that of the step which XLA compiles for them. Where CPU devices stand for others, it
   holds some bfloat16 numbers as float32 and forms every attention weight, so that accelerators,
-  which fuse more, need less rather than more.
+  which fuse more, need less rather than more. So it is where attention's implementation is one that
+  these devices lack: the plan is then 'auto''s.
 
   Args:
     config: the experiment.
@@ -68,7 +70,7 @@ def plan_run(config: DecoderConfig | ImageClassificationConfig, attention: str,
     ConfigError: the configuration cannot run on them.
   """
   mesh = sharding_lib.make_mesh(config.mesh, devices)
-  update = abstract_run(config, attention, mesh)
+  update = abstract_run(for_any_device(config), attention, mesh)
   peak = None
   if with_peak:
     # Only the sizes of arrays matter, not how fast the program would be.

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from damcha_jax.config import DecoderConfig
+from damcha_jax.config import DecoderConfig, for_any_device
 from damcha_jax.errors import CheckpointError, silence_orbax_threads, WorkdirError
 from damcha_jax.models.decoder import DecoderLM, init_params, make_decoder
 from damcha_jax.models.stack import unstack_layers
@@ -106,12 +106,13 @@ def restore_decoder(directory: Path, config: DecoderConfig, attention: str, whic
                     note: Callable[[str], None]) -> tuple[DecoderLM, int, PyTree]:
   """The decoder of a run, made for sampling, with the step and parameters of a checkpoint.
 
-  It has unrolled layers, which decode faster than scanned ones and compute the same, and its
-  parameters lie on one device.
+  It has unrolled layers, which decode faster than scanned ones and compute the same, its parameters
+  lie on one device, and that need not be of the kind which the run's attention was trained on.
 
   Raises:
     CheckpointError: no checkpoint is readable.
   """
+  config = for_any_device(config)
   model = make_decoder(config, attention)
   targets = one_device_targets(
       lambda key: init_params(model, key, jnp.zeros((1, 1), jnp.int32)))

@@ -84,7 +84,7 @@ def test_unknown_size_is_named_with_the_choices():
 @pytest.mark.parametrize("change, message", [
     ({"context_length": 63}, "around the source need context_length=64, not 63"),
     ({"data": {"max_target_tokens": 0}}, "'data.max_target_tokens' must be positive"),
-    ({"attentions": "mha", "context_length": 128,
+    ({"attentions": "mha", "context_length": 100,  # of which no multiple would help
       "model": {"attention_implementation": "pallas"}},
      "'pallas' takes no masks, which padded or packed texts need"),
     ({"data": {"direction": "de-fr"}}, "'data.direction' must be one of 'en-de', 'de-en'"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import os
 from pathlib import Path
 import subprocess
 import sys
@@ -131,9 +132,12 @@ def test_own_mix_is_decontaminated_as_it_was_cleaned(tmp_path):
   assert np.array_equal(raw, raw_cut) and len(cleaned_cut) < len(cleaned)
 
 
-@pytest.mark.parametrize("dataset", ["text8:", "mix:", "text8:enwik8", "mix:mix", "mix:sample_text"])
-def test_only_paths_are_cleaned_and_mixed(dataset):
-  with pytest.raises(ConfigError, match=f"unknown dataset '{dataset.partition(':')[2]}'"):
+@pytest.mark.parametrize("dataset, message", [
+    ("text8:", "unknown dataset ''"), ("mix:enwik9", "unknown dataset 'enwik9'"),
+    *((f"{kind}:{name}", f"path of a text file, not the dataset '{name}'; use '{name}' alone")
+      for kind, name in (("text8", "enwik8"), ("mix", "mix"), ("mix", "sample_text")))])
+def test_only_paths_are_cleaned_and_mixed(dataset, message):
+  with pytest.raises(ConfigError, match=message):
     load_corpus(dataset, _config())
 
 
@@ -147,7 +151,7 @@ def test_own_file_of_which_cleaning_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("content, message", [
-    (b"", "is empty"), (b"x" * 10, "only 10 bytes"), (b"ab\0" * 50, "NUL byte at offset 2")])
+    (b"", "is empty"), (b"x" * 10, "only 10 bytes"), (b"ab\0" * 50, "NUL byte at offset 2.*unpacked")])
 def test_own_file_that_cannot_be_used(tmp_path, content, message):
   path = tmp_path / "own.txt"
   path.write_bytes(content)
@@ -159,8 +163,10 @@ def test_own_file_that_cannot_be_used(tmp_path, content, message):
 def test_datasets_that_are_not_there(tmp_path):
   with pytest.raises(DataError, match="missing.txt cannot be read"):
     load_corpus(str(tmp_path / "missing.txt"), _config())
-  with pytest.raises(DataError, match="cannot be read"):
-    load_corpus(str(tmp_path), _config())
+  os.mkfifo(tmp_path / "pipe.txt")
+  for path in (tmp_path, tmp_path / "pipe.txt"):
+    with pytest.raises(DataError, match="cannot be read as a text file: it is a folder, pipe"):
+      load_corpus(str(path), _config())
   with pytest.raises(ConfigError, match="unknown dataset 'enwik9'; use one of enwik8, text8"):
     load_corpus("enwik9", _config())
 

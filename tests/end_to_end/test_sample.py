@@ -179,3 +179,14 @@ def test_parameters_are_exported_as_safetensors(trained, tmp_path, capsys):
   metadata = read_safetensors_metadata(path)
   assert metadata["attention"] == "damcha" and metadata["step"] == "6"
   assert json.loads(metadata["config"])["model"]["features"] == config.model.features
+
+
+def test_a_run_of_another_kind_of_device_is_restored(trained):
+  _, run, config = trained
+  elsewhere = dataclasses.replace(
+      config, model=dataclasses.replace(config.model, attention_implementation="cudnn"))
+  # A model of kernels that this device lacks cannot even be made.
+  (_, *expected), (_, *restored) = (
+      restore.restore_decoder(run, one, "damcha", "last", pytest.fail)
+      for one in (config, elsewhere))
+  assert_trees_equal(restored, expected)

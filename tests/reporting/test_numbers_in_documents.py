@@ -236,6 +236,33 @@ def test_speeds():
     assert here == f"{rounded:.{digits}f}", (variant, metric)
 
 
+def test_speeds_of_the_readme():
+  rows = {(row["variant"], row["attention"], row["metric"]): row["value"]
+          for row in _summary("speed")}
+  gpt2 = lambda name, metric="step_time_ratio": rows["gpt2_layer", name, metric]
+  small = lambda name: " and ".join(f"{rows[decoder, name, 'step_time_to_mha']:.1f}"
+                                    for decoder in ("d128_t64", "d128_t256"))
+  medians = gpt2("damcha_prefix_stack", "step_time") / gpt2("flax", "step_time")
+  prefix = ("damcha_prefix_stack", "damcha_prefix_generator")
+  memory = max(rows["gpt2_t2048", name, "peak_memory_to_mha"] for name in prefix)
+  cached = min(value for (_, _, metric), value in rows.items() if metric == "cache_speedup")
+  missed = ("d128_t256", "damcha_prefix_stack")
+  text = " ".join(TEXTS["README.md"].split())
+  for ours in (
+      "a step took {:.2f} of plain Flax's with stride 64, {:.2f} with the exact prefix for the whole "
+      "stack ({:.2f} as the ratio of the two medians), {:.2f} with one for each layer and {:.2f} "
+      "with MHA".format(gpt2("damcha_stride64"), gpt2(prefix[0]), medians, gpt2(prefix[1]),
+                        gpt2("mha")),
+      f"the exact prefix needed {memory:.2f} times the memory of MHA",
+      f"a cached token took 1/{math.floor(cached)} of the time of running the window again, or less",
+      f"at 64 and 256 tokens {small(prefix[0])} times as long with the exact prefix for the whole "
+      f"stack, {small(prefix[1])} times with one for each layer, and still "
+      f"{small('damcha_stride64')} times with stride 64",
+      "{:.2f} times MHA's step where at most 1.5 is wanted ({:.2f} of plain Flax's)".format(
+          rows[*missed, "step_time_to_mha"], rows[*missed, "step_time_ratio"])):
+    assert ours in text
+
+
 def _gap(task, attention, variant, metric="gap_to_mha"):
   gap, half = (_value("synthetic_cpu", task, attention, name, variant)
                for name in (metric, f"{metric}_ci95"))

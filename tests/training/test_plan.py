@@ -95,6 +95,16 @@ def _plan(**model):
   return plan_run(freeze(config, LanguageModelConfig), "mha", jax.devices()[:1], with_peak=True)
 
 
+def test_attention_of_another_kind_of_device_is_planned_as_it_would_be_here():
+  config = mix.get_config("smoke").unlock()
+  config.context_length = 128  # a multiple of the kernel's blocks
+  plans = []
+  for implementation in ("auto", "pallas"):
+    config.model.attention_implementation = implementation
+    plans.append(plan_run(freeze(config, LanguageModelConfig), "mha", jax.devices()[:1]))
+  assert plans[0] == plans[1]
+
+
 @pytest.mark.families
 def test_the_peak_is_the_state_and_what_training_keeps_of_every_layer():
   plain, remat = _plan(scan_layers=True), _plan(scan_layers=True, remat=True)

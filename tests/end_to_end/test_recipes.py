@@ -1,6 +1,7 @@
 """What docs/recipes.md says of runs at paper size is what the planner says."""
 
 import importlib
+import json
 import re
 
 import jax
@@ -16,6 +17,10 @@ ROWS = re.findall(r"^\| (`[^|]+`) \| (\w+) \| ([\d,]+) \| ([\d.e]+) \| ([^|]+) \
                   documents.TEXTS["recipes.md"], flags=re.MULTILINE)
 LOSSES = re.findall(r"^\| (\d+) \| (\d\.\d{5}) \| (\d\.\d{5}) \|$",
                     documents.TEXTS["recipes.md"], flags=re.MULTILINE)
+OTHER_LOSSES = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d\.\d{5}) \| (\d\.\d{5}) \|$",
+                          documents.TEXTS["recipes.md"], flags=re.MULTILINE)
+# Where the curves of a config are, and their metric, if not in the folder of its name.
+CURVES = {"synthetic": ("synthetic_cpu/classification/d32/{}", "nats_per_query")}
 
 
 def _minutes(text: str) -> float:
@@ -56,3 +61,18 @@ def test_the_sum_for_table_3_is_that_of_its_runs():
 def test_the_first_losses_are_the_published_ones():
   curve = (documents.ROOT / "results/mix_cpu/first_100_steps.csv").read_text(encoding="utf-8")
   assert len(LOSSES) == 4 and {",".join(row) for row in LOSSES} <= set(curve.splitlines())
+
+
+@pytest.mark.parametrize("config, step, mha, damcha", OTHER_LOSSES)
+def test_the_first_losses_of_other_experiments_are_the_published_ones(config, step, mha, damcha):
+  folder, metric = CURVES.get(config, (f"{config}_cpu/{{}}/seed0", "loss"))
+  for attention, expected in (("mha", mha), ("damcha", damcha)):
+    path = documents.ROOT / "results" / folder.format(attention) / "metrics.jsonl"
+    records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    (loss,) = [one[metric] for one in records if (one["split"], one["step"]) == ("train", int(step))]
+    assert f"{loss:.5f}" == expected, attention
+
+
+def test_every_experiment_that_trains_has_its_first_losses():
+  assert {config for config, *_ in OTHER_LOSSES} == {
+      "cifar10", "wmt14", "commongen", "vit_s16", "synthetic"}

@@ -63,9 +63,9 @@ def get_config(size: str = "paper") -> ml_collections.ConfigDict:
   config.replicated = ",".join(_replicated())  # SET/VARIANT with all seeds
   config.exploratory = ",".join(_exploratory())  # with the first seed alone
   config.shift = "text/text8"  # Section 1: how attention copes with a shift of distribution
-  # Sets of other experiments than the tuned sets' keep their own rates, which were not tuned. A grid whose end is the best goes on beyond it. A seed of its own, so that no run profits.
+  # A grid whose end is the best goes on beyond it. A seed of its own, so that no run profits.
   config.tuning = ml_collections.ConfigDict(dict(
-      sets="mix,images", seed=100, factors=(0.5, 1.0, 2.0)))
+      sets="mix,images,pairs,concepts", seed=100, factors=(0.5, 1.0, 2.0)))
   for name, module in SETS.items():
     section = module.get_config("smoke" if size == "smoke" else "cpu")
     with section.unlocked():
@@ -101,4 +101,5 @@ def shrink_to_smoke(config: ml_collections.ConfigDict) -> None:
   config.seeds = (0, 1)
   config.replicated = ""
   config.exploratory = "mix/damcha_flops,text/mha,text/damcha"
+  config.tuning.sets = "mix"
   config.tuning.factors = (0.5, 1.0)

@@ -9,7 +9,7 @@ import statistics
 from typing import Any, NamedTuple, Optional
 
 from damcha_jax import reporting
-from damcha_jax.config.study import VARIANTS
+from damcha_jax.config.study import SETS, VARIANTS
 from damcha_jax.evaluation.intervals import student_quantile
 from damcha_jax.reporting import Row
 from experiments import claims_of_study as study
@@ -283,12 +283,22 @@ def blocks(results: Sequence[Result], paper: Mapping[str, Any]) -> list[Block]:
       "which is exploratory, by the spread that pairs of several seeds have on the same set. "
       "Behind the ± of a loss is its standard deviation over seeds. Of twenty comparisons without "
       "any difference one is expected beyond its interval. Parameters are the variant's beside its "
-      "baseline's. On sets of an experiment of which none was tuned, "
-      "all have the set's own learning rate, which may favour some; see the last question.")]
+      f"baseline's.{_untuned(result)}")]
   of_its_size = [one for one in studies if one.config == result.config]
   for question in QUESTIONS:
     found += _answer(question, of_its_size, Evidence(results, paper))
   return [*found, *_tuning(result)]
+
+
+def _untuned(result: Result) -> str:
+  """A sentence on the sets of experiments of which none was tuned, if there are any."""
+  rows = [row for row in result.rows if row["dataset"] in SETS]
+  experiments = {SETS[row["dataset"]][0] for row in rows if row["metric"] == TUNING}
+  sets = sorted({row["dataset"] for row in rows} - {
+      name for name, (experiment, *_) in SETS.items() if experiment in experiments})
+  if not sets:
+    return ""
+  return f" On {', '.join(sets)} learning rates were not tuned, which may favour some attentions."
 
 
 def _tuning(result: Result) -> Iterator[Block]:

@@ -187,6 +187,16 @@ def test_the_tuned_rates_are_told(tmp_path):
   assert table.rows == (("mix", "`mha`", "0.5: 1.75, **1: 1.5**, 2: diverged"),)
 
 
+def test_sets_that_were_not_tuned_are_named(tmp_path):
+  on = lambda name, metric: row("mha", metric, 1.5, dataset=name)
+  made_up_results.write(tmp_path, "study", "study_cpu:paper", [
+      *(on(name, "nats_per_token") for name in ("mix", "text", "images", "pairs", "text to text8")),
+      *(on(name, "tuning_nats_per_token") for name in ("mix", "concepts"))])
+  first, *_ = questions.blocks(read_results(tmp_path), PAPER)
+  assert first.text.endswith(" On images learning rates were not tuned, which may favour some "
+                             "attentions.")
+
+
 @pytest.mark.parametrize("key, value", [
     ("value", 0.0), ("value", None), ("spread", None), ("seeds", []), ("variant", None)])
 def test_damaged_rows_leave_the_others_answers(key, value, tmp_path):

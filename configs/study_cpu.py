@@ -5,7 +5,7 @@
 MHA, DCMHA and DAMCHA, with the paper's preset, with the robust one and at full width, on four data
 sets with three seeds each at matched parameters, the first three of them also on the mixture's two
 parts; besides, with one seed and called exploratory, variants of our own, what single parts of the
-method are worth, matched FLOPs, and looks into the future. Eight to twelve hours on two cores; the
+method are worth, matched FLOPs, and looks into the future. Ten to fourteen hours on two cores; the
 same command resumes after a kill and says what is left. `--config.replicated= --config.exploratory=`
 leaves out all but the core, and both take others, as mix/tha, of `damcha_jax.config.study.VARIANTS`.
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Optional
 from ml_collections import ConfigDict
 
 from damcha_jax import reporting
-from damcha_jax.config import AblationsConfig, freeze
+from damcha_jax.config import AblationsConfig, for_any_device, freeze
 from damcha_jax.config.ablations import depth
 from damcha_jax.reporting import Measurement
 from damcha_jax.training.image_generation import image_generation_task
@@ -132,7 +132,7 @@ def _reevaluate(cell: Cell) -> None:
   """Likelihoods of what is trained when blocks are left out."""
   common.claim(Workdir(cell.directory), cell.config)
   for attention, seed, own in common.runs(cell.config):
-    reevaluate(cell.family.make_task(own, attention, seed), own,
+    reevaluate(cell.family.make_task(for_any_device(own), attention, seed), own,
                common.run_dir(cell.trained_in, attention, seed),
                common.run_dir(cell.directory, attention, seed), seed, common.note)
 

@@ -31,6 +31,10 @@ from experiments import common
 RunConfig = DecoderConfig | ImageClassificationConfig
 
 
+# Whose devices run the kernels of `model.attention_implementation`, by the kinds' names in JAX.
+_KERNELS_OF = {"pallas": "TPU", "cudnn": "NVIDIA"}
+
+
 class Devices(NamedTuple):
   """What is asked about; without a kind, of any."""
 
@@ -41,6 +45,8 @@ class Devices(NamedTuple):
 def main(argv: Sequence[str]) -> None:
   config, devices = parse(argv)
   models = _models(config)
+  if devices.kind is not None:
+    _check_kernels(models, devices.kind)
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_num_cpu_devices", devices.number)
   mesh = make_mesh(next(iter(models.values()))[0].mesh, jax.devices())
@@ -64,7 +70,7 @@ def main(argv: Sequence[str]) -> None:
     print(f"{name:20}" + "".join(f"{show(plan):>{width}}" for width, show in columns.values()),
           flush=True)
   if devices.kind is not None:
-    for line in _about_activations(models):
+    for line in (*_about_kernels(models, devices.kind), *_about_activations(models)):
       print(line)
     check_fits(*max(plans.items(), key=lambda item: item[1].peak_bytes_per_device), devices.kind)
 
@@ -93,6 +99,25 @@ def _columns(devices: Devices) -> dict[str, tuple[int, Callable[[Plan], str]]]:
       "ms/step": (22, lambda plan: span(plan, 1e3, "{:.3g}".format)),
       "run": (20, lambda plan: span(plan, plan.num_steps, format_duration)),
   }
+
+
+def _check_kernels(models: dict[str, tuple[RunConfig, str]], kind: DeviceKind) -> None:
+  """Raises `ConfigError` for attention of an implementation that devices of this kind lack."""
+  for name, (config, _) in models.items():
+    asked = config.model.attention_implementation
+    maker = _KERNELS_OF.get(asked)
+    if maker and not kind.device_kind.startswith(maker):
+      raise ConfigError(f"{name}: model.attention_implementation='{asked}' is for {maker}s, not for "
+                        f"{kind.name}; use 'auto'")
+
+
+def _about_kernels(models: dict[str, tuple[RunConfig, str]], kind: DeviceKind) -> Iterator[str]:
+  """That memory is planned without a fused kernel which is asked for."""
+  names = [name for name, (config, _) in models.items()
+           if config.model.attention_implementation in _KERNELS_OF]
+  if names:
+    yield (f"{', '.join(names)}: the kernel that {kind.name} would run needs less for activations "
+           "than is planned here, where attention weights are made")
 
 
 def _about_activations(models: dict[str, tuple[RunConfig, str]]) -> Iterator[str]:

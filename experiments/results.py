@@ -158,8 +158,8 @@ def _object(path: Path) -> dict[str, Any]:
   except (RecursionError, ValueError) as error:
     raise ResultsError(f"{path} is not valid JSON ({error}); make it again") from error
   if text is None:
-    raise ResultsError(f"{path} is missing; without it nothing tells how the summary beside it was "
-                       "made")
+    raise ResultsError(f"{path} is missing; without it nothing tells how the summary in its folder was "
+                       "made; restore it, or move the folder away")
   if not isinstance(value, dict):
     raise ResultsError(f"{path} is not a JSON object; make it again")
   return value

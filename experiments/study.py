@@ -35,7 +35,7 @@ from damcha_jax.training.flops import model_flops_per_step
 from damcha_jax.training.image_generation import image_generation_task
 from damcha_jax.training.language_model import language_model_task
 from damcha_jax.training.reevaluation import reevaluate
-from damcha_jax.training.restore import recorded
+from damcha_jax.training.restore import is_whole, recorded
 from damcha_jax.training.result import read_result
 from damcha_jax.training.task import Task
 from damcha_jax.training.text_generation import text_generation_task
@@ -263,8 +263,8 @@ def _measurements(run: Run) -> Iterator[Measurement]:
     return
   losses = list(_training_losses(run).values())
   if not losses:
-    common.note(f"{run.directory / 'metrics.jsonl'} lacks losses up to the last step: the training "
-                f"loss of {run.name} is left out")
+    common.note(f"{run.directory / 'metrics.jsonl'} is damaged or ends before the last step: the "
+                f"training loss of {run.name} is left out")
   else:
     last = statistics.fmean(losses[-max(1, len(losses) // 10):])
     for metric, value in (("training_nats_per_token", last),
@@ -277,9 +277,10 @@ def _measurements(run: Run) -> Iterator[Measurement]:
 
 
 def _training_losses(run: Run) -> dict[int, float]:
-  """By step; none where the last one is lost, since the others would be taken for the end."""
-  losses = recorded(run.directory / "metrics.jsonl", "nats_per_token", "train")
-  return losses if run.config.num_steps in losses else {}
+  """By step; none where some are lost, since the others would be taken for the end."""
+  path = run.directory / "metrics.jsonl"
+  losses = recorded(path, "nats_per_token", "train")
+  return losses if run.config.num_steps in losses and is_whole(path) else {}
 
 
 def _differences(losses: Mapping[Key, float]) -> Iterator[Measurement]:

@@ -154,6 +154,7 @@ def attend(
       attention for TPUs: self-attention without bias or mask, T a multiple of 128), or 'auto':
       cuDNN on a GPU where it applies, else plain. All agree within rounding.
     dropout: applied to the (composed) weights ('plain' only).
+    precision: of the products ('plain' only; fused kernels have their own).
     sow: receives, by name, `attention_scores` (composed, not masked), `attention_softmax` if there
       is a hook on the weights, and `attention_weights` (composed) ('plain' only).
     compose_scores: mixes the heads of the scaled dot products before bias and mask ('plain' only).

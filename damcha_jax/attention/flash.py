@@ -7,6 +7,7 @@ model has them, and the heads by the mesh axis `tensor`, if they are a multiple 
 from __future__ import annotations
 
 import functools
+import numbers
 
 import jax
 from jax.experimental.pallas.ops.tpu import flash_attention as kernels
@@ -44,14 +45,14 @@ def attend(
         f"implementation 'pallas' attends, in one or more rows, among as many queries as keys, a"
         f" multiple of {_BLOCK}, all known when it is compiled; not in {num_rows} from {length} to"
         f" {key_BTHK.shape[1]}; use implementation='plain' (or 'auto')")
-  if value_BTHK.dtype == jnp.float64 or not isinstance(scale, (int, float)):
+  if value_BTHK.dtype == jnp.float64 or not isinstance(scale, numbers.Real):
     raise ValueError(
-        f"implementation 'pallas' takes a number as scale and no float64, not {type(scale).__name__}"
-        f" and {value_BTHK.dtype}; use implementation='plain' (or 'auto')")
+        f"implementation 'pallas' takes no float64 and no array as scale, not {value_BTHK.dtype} and"
+        f" {type(scale).__name__}; use implementation='plain' (or 'auto')")
   whole = lambda x: jnp.broadcast_to(x, (*x.shape[:2], num_heads, x.shape[3]))
   heads_first = lambda x: jnp.swapaxes(whole(x.astype(value_BTHK.dtype)), 1, 2)
   attend_part = functools.partial(
-      kernels.flash_attention, causal=is_causal, sm_scale=scale, block_sizes=_block_sizes(length))
+      kernels.flash_attention, causal=is_causal, sm_scale=float(scale), block_sizes=_block_sizes(length))
   output_BHTK = _on_every_device(attend_part, num_heads)(
       *map(heads_first, (query_BTHK, key_BTHK, value_BTHK)))
   return jnp.swapaxes(output_BHTK, 1, 2)

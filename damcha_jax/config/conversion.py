@@ -33,7 +33,12 @@ def freeze(config: ml_collections.ConfigDict | Mapping[str, Any], cls: type,
   """
   if isinstance(config, ml_collections.ConfigDict):
     config = config.to_dict()
-  return _freeze(config, cls, prefix)
+  try:
+    return _freeze(config, cls, prefix)
+  except ConfigError as error:
+    if not prefix or f"'{prefix}" in str(error):
+      raise
+    raise ConfigError(f"in section '{prefix.rstrip('.')}': {error}") from error
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -82,6 +82,9 @@ def _check(config: TransformerConfig) -> None:
   require(not fused or model.attention_dropout_rate == 0,
           "model.attention_dropout_rate needs the weights that a fused kernel never forms; use 0, "
           "or model.attention_implementation='plain'")
+  require(model.attention_implementation != "cudnn" or model.dtype == "bfloat16",
+          f"model.attention_implementation='cudnn' computes in bfloat16, not in "
+          f"model.dtype='{model.dtype}'; change that, or use 'plain' (or 'auto')")
   for name in config.attention_names if fused else ():
     require(name in _FUSED[model.attention_implementation],
             f"attention '{name}' mixes, widens or masks what "

@@ -157,20 +157,23 @@ def _cleaned(path: str, content_hash: str) -> dict[str, np.ndarray]:
 
 def _own_file(dataset: str) -> dict[str, np.ndarray]:
   path = expanded(dataset)
+  if not dataset:
+    raise ConfigError(f"what comes after '{CLEANED}' or '{MIXED}' is the path of a text file; add it")
   if dataset in DATASETS and not path.exists():
     raise ConfigError(f"what comes after '{CLEANED}' or '{MIXED}' is the path of a text file, not "
                       f"the dataset '{dataset}'; use '{dataset}' alone")
-  if not dataset or not (path.exists() or "/" in dataset or "." in dataset):
+  if not (path.exists() or "/" in dataset or "." in dataset):
     raise ConfigError(f"unknown dataset '{dataset}'; use one of {', '.join(DATASETS)}, or the "
                       f"path of a text file, alone or after '{CLEANED}' or '{MIXED}'")
   try:
     if path.exists() and not path.is_file():
-      raise DataError(f"{path} cannot be read as a text file: it is a folder, pipe or device")
+      raise DataError(f"{path} cannot be read as a text file: it is a folder, pipe or device; "
+                      "name a file")
     if path.stat().st_size == 0:
-      raise DataError(f"the text file {path} is empty")
+      raise DataError(f"the text file {path} is empty; name another")
     array = np.memmap(path, np.uint8, mode="r").view(np.ndarray)
   except (OSError, ValueError) as error:
-    raise DataError(f"the text file {path} cannot be read: {error}") from error
+    raise DataError(f"the text file {path} cannot be read: {error}; name another") from error
   splits = split_bytes(array)
   if not all(len(split) for split in splits.values()):
     raise DataError(f"the text file {path} has only {len(array)} bytes; a 90/5/5 split needs "

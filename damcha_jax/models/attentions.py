@@ -74,10 +74,12 @@ def attention_factory(
       jax.default_backend() == "gpu" and model.dtype == "bfloat16"
   ):
     raise ConfigError(
-        "model.attention_implementation='cudnn' needs a GPU and model.dtype='bfloat16'; use 'auto'"
+        "model.attention_implementation='cudnn' needs a GPU and model.dtype='bfloat16'; use 'auto', "
+        "and for a workdir that has 'cudnn' a GPU"
     )
   if model.attention_implementation == "pallas" and jax.default_backend() != "tpu":
-    raise ConfigError("model.attention_implementation='pallas' needs a TPU; use 'auto'")
+    raise ConfigError("model.attention_implementation='pallas' needs a TPU; use 'auto', and for a "
+                      "workdir that has 'pallas' a TPU")
   common = dict(
       num_heads=model.num_heads,
       dropout_rate=model.attention_dropout_rate,

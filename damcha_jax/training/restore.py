@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from flax import linen as nn
 import jax
@@ -136,16 +136,24 @@ def validation_scores(path: Path, metric: str) -> dict[int, float]:
 
 def recorded(path: Path, metric: str, split: str) -> dict[int, float]:
   """A metric on a split by step, from what is readable of a `metrics.jsonl`."""
-  values = {}
+  return {record["step"]: record[metric] for record in _records(path)
+          if record is not None and record["split"] == split and is_number(record.get(metric))}
+
+
+def is_whole(path: Path) -> bool:
+  """Whether every line of a `metrics.jsonl` can be read, but for a last one torn by a crash."""
+  return None not in list(_records(path))[:-1]
+
+
+def _records(path: Path) -> Iterator[Optional[dict[str, Any]]]:
+  """Of each line; None for what is no record, as is the torn last line of a run that is going on."""
   text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
   for line in text.splitlines():
     try:
       record = json.loads(line)
-      if record["split"] == split and is_number(record[metric]):
-        values[record["step"]] = record[metric]
-    except (KeyError, TypeError, ValueError):  # such as the torn last line of a run that is going on
-      continue
-  return values
+      yield record if isinstance(record.get("step"), int) and "split" in record else None
+    except (AttributeError, ValueError):
+      yield None
 
 
 def restore_step(directory: Path, step: int, abstract_params: PyTree) -> PyTree:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from damcha_jax.config import TextDataConfig, TextGenerationConfig
+from damcha_jax.config import for_any_device, TextDataConfig, TextGenerationConfig
 from damcha_jax.data import source_target, text_pairs
 from damcha_jax.data.source_target import Encoded, EvalRows, Limits, TrainRows
 from damcha_jax.data.text_pairs import Example
@@ -137,6 +137,7 @@ def score(config: TextGenerationConfig, attention: str, params: Any, rows: EvalR
     rows: the examples.
     batch_size: examples per call; no effect on results.
   """
+  config = for_any_device(config)  # which need not be of the kind that the model was trained on
   unrolled = dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=False))
   model = make_decoder(unrolled, attention, evaluation=True)
   sums_fn = jax.jit(functools.partial(sums_per_row, model))

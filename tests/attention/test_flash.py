@@ -92,8 +92,8 @@ def test_sizes_that_the_kernel_does_not_take_are_named(rows, length):
 
 
 @pytest.mark.parametrize("dtype, scale, message", [
-    (jnp.float64, 0.25, "no float64, not float and float64"),
-    (jnp.float32, np.ones(()), "takes a number as scale and no float64, not ndarray and float32")])
+    (jnp.float64, 0.25, "no float64 and no array as scale, not float64 and float"),
+    (jnp.float32, np.ones(()), "not float32 and ndarray")])
 def test_numbers_that_the_kernel_does_not_take_are_named(dtype, scale, message):
   with jax.enable_x64(True):
     query = jax.ShapeDtypeStruct((1, T, H, D), dtype)

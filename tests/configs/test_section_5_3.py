@@ -95,6 +95,7 @@ def test_rowsum_has_no_blocks_to_leave_out():
     ({"cifar10": {"num_step": 1}},
      "unknown config key 'cifar10.num_step'; the nearest valid key is 'cifar10.num_steps'"),
     ({"cifar10": {"num_steps": "1"}}, "config key 'cifar10.num_steps' must be int"),
+    ({"cifar10": {"batch_size": 0}}, "in section 'cifar10': config key 'batch_size' must be"),
     ({"cifar10": 3}, "config key 'cifar10' must be dict"),
     ({"seeds": (-1,)}, "'seeds' must hold numbers from 0"),
 ])

@@ -142,6 +142,8 @@ def test_unknown_size_is_named_with_the_choices(name):
      "attention 'mma' mixes, widens or masks what model.attention_implementation='pallas' computes; use 'plain'"),
     ({"context_length": 192, "model": {"attention_implementation": "pallas"}},
      "context_length=192 must be a multiple of 128 for model.attention_implementation='pallas'"),
+    ({"model": {"attention_implementation": "cudnn", "dtype": "float32"}, "attentions": "mha"},
+     "'cudnn' computes in bfloat16, not in model.dtype='float32'; change that, or use 'plain'"),
     ({"moa": {"num_experts": 0}}, "moa.num_experts=0 must be positive, or None"),
     ({"tha": {"key_head_features": 0}}, "tha.key_head_features=0 must be positive, or None"),
     ({"authors": {"router_rank": -1}}, "authors.router_rank=-1 must be positive, or None"),

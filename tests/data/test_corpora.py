@@ -133,7 +133,7 @@ def test_own_mix_is_decontaminated_as_it_was_cleaned(tmp_path):
 
 
 @pytest.mark.parametrize("dataset, message", [
-    ("text8:", "unknown dataset ''"), ("mix:enwik9", "unknown dataset 'enwik9'"),
+    ("text8:", "'text8:' or 'mix:' is the path of a text file; add it"), ("mix:enwik9", "unknown dataset 'enwik9'"),
     *((f"{kind}:{name}", f"path of a text file, not the dataset '{name}'; use '{name}' alone")
       for kind, name in (("text8", "enwik8"), ("mix", "mix"), ("mix", "sample_text")))])
 def test_only_paths_are_cleaned_and_mixed(dataset, message):

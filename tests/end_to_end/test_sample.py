@@ -183,8 +183,8 @@ def test_parameters_are_exported_as_safetensors(trained, tmp_path, capsys):
 
 def test_a_run_of_another_kind_of_device_is_restored(trained):
   _, run, config = trained
-  elsewhere = dataclasses.replace(
-      config, model=dataclasses.replace(config.model, attention_implementation="cudnn"))
+  elsewhere = dataclasses.replace(config, model=dataclasses.replace(
+      config.model, attention_implementation="cudnn", dtype="bfloat16"))
   # A model of kernels that this device lacks cannot even be made.
   (_, *expected), (_, *restored) = (
       restore.restore_decoder(run, one, "damcha", "last", pytest.fail)

@@ -109,11 +109,15 @@ def test_losses_that_are_lost_are_not_replaced_by_earlier_ones(tmp_path, capsys)
   found = lambda run: {one.metric: one.value for one in study._measurements(run)}
   whole = found(_trained(tmp_path, range(1, 5)))
   assert whole["training_nats_per_token"] == 1.0 and not capsys.readouterr().err
-  for logged in (range(1, 3), ()):
-    torn = found(_trained(tmp_path, logged))
+  run = _trained(tmp_path, range(1, 5))
+  curve = run.directory / "metrics.jsonl"
+  lines = curve.read_text().splitlines(keepends=True)
+  for left in (lines[:2], [], [*lines[:2], lines[2][:20] + "\n", lines[3]], ["[]\n", *lines]):
+    curve.write_text("".join(left))
+    torn = found(run)
     assert torn == {metric: value for metric, value in whole.items()
                     if metric not in ("training_nats_per_token", "generalization_gap")}
-    assert "metrics.jsonl lacks losses up to the last step" in capsys.readouterr().err
+    assert "metrics.jsonl is damaged or ends before the last step" in capsys.readouterr().err
 
 
 @pytest.mark.families

@@ -113,9 +113,9 @@ def test_a_vocabulary_without_every_byte_is_refused():
 @pytest.mark.parametrize("implementation, device", [("cudnn", "GPU"), ("pallas", "TPU")])
 def test_a_kernel_that_this_machine_has_not_is_refused(implementation, device):
   config = small_config(context_length=128)
-  config = dataclasses.replace(
-      config, model=dataclasses.replace(config.model, attention_implementation=implementation))
-  with pytest.raises(ConfigError, match=f"'{implementation}' needs a {device}.*; use 'auto'"):
+  config = dataclasses.replace(config, model=dataclasses.replace(
+      config.model, attention_implementation=implementation, dtype="bfloat16"))
+  with pytest.raises(ConfigError, match=f"'{implementation}' needs a {device}.*; use 'auto', and for"):
     language_model.language_model_task(config, "mha", 0)
 
 

@@ -105,6 +105,20 @@ def test_attention_of_another_kind_of_device_is_planned_as_it_would_be_here():
   assert plans[0] == plans[1]
 
 
+@pytest.mark.parametrize("implementation, kind, wrong", [
+    ("pallas", "v5e", "h100"), ("cudnn", "h100", "v5e")])
+def test_kernels_that_a_kind_of_device_lacks_are_refused(implementation, kind, wrong):
+  config, _ = plan.parse(["plan", f"--config={ROOT}/configs/mix.py", "--config.attentions=mha",
+                          f"--config.model.attention_implementation={implementation}"])
+  models = {"mha": (config, "mha")}
+  plan._check_kernels(models, KINDS[kind])
+  (line,) = plan._about_kernels(models, KINDS[kind])
+  assert line.startswith(f"mha: the kernel that {kind} would run needs less")
+  with pytest.raises(ConfigError, match=f"mha: .*='{implementation}' is for .*, not for {wrong}; "
+                                        "use 'auto'"):
+    plan._check_kernels(models, KINDS[wrong])
+
+
 @pytest.mark.families
 def test_the_peak_is_the_state_and_what_training_keeps_of_every_layer():
   plain, remat = _plan(scan_layers=True), _plan(scan_layers=True, remat=True)

@@ -115,6 +115,15 @@ def test_scores_are_those_of_evaluation_at_any_batch_size(config, params, sums_f
   assert not np.asarray(sums["nats"])[1:].any() and whole[0].shape == (13,)
 
 
+def test_a_model_of_another_kind_of_device_is_scored(config, params):
+  rows = eval_rows(config, load_texts(config), "validation")
+  here, elsewhere = (text_generation.score(
+      dataclasses.replace(config, attentions="damcha", model=dataclasses.replace(
+          config.model, attention_implementation=name, dtype="bfloat16")), "damcha", params, rows, 13)
+      for name in ("plain", "cudnn"))
+  np.testing.assert_array_equal(here, elsewhere)
+
+
 def test_metrics():
   metrics = text_generation.metrics_of({"weight": 4.0, "nats": 8.0, "switch": 2.0})
   assert metrics == {"nats_per_token": 2.0, "perplexity": pytest.approx(np.exp(2.0)), "switch": 0.5}

@@ -223,12 +223,15 @@ def claim(directory: Workdir, config: Any,
         raise WorkdirError(f"workdir {directory.path} is {kind}: its config.json names no "
                            f"{' and '.join(extensible)}; name one that does, or choose another "
                            "workdir")
-      missing = [entry for key in extensible for entry in _entries(present, key)
-                 if entry not in _entries(wanted, key)]
-      if missing:
-        raise WorkdirError(f"workdir {directory.path} also holds {', '.join(missing)}; name all "
-                           f"{' and '.join(extensible)} it holds and any to add, or choose another "
-                           "workdir")
+      missing = {key: [entry for entry in _entries(present, key)
+                       if entry not in _entries(wanted, key)] for key in extensible}
+      if any(missing.values()):
+        names = [f"seed {entry}" if key == "seeds" else entry
+                 for key, entries in missing.items() for entry in entries]
+        options = [f"--config.{key}={','.join((*_entries(wanted, key), *entries))}"
+                   for key, entries in missing.items() if entries]
+        raise WorkdirError(f"workdir {directory.path} also holds {', '.join(names)}; name all it "
+                           f"holds and any to add, as {' '.join(options)}, or choose another workdir")
       difference = first_difference({**present, **{key: wanted[key] for key in extensible}}, wanted)
       if difference:
         key, old, new = difference
@@ -252,9 +255,10 @@ def kept(directory: Path, find: Callable[[], Iterable[Finding]], **given: Any) -
 
 
 def _entries(contents: Mapping[str, Any], key: str) -> list[str]:
-  """A list of names, comma-separated, or of seeds, as a message names them."""
+  """Of a list of names, comma-separated, or of seeds."""
   value = contents[key]
-  return value.split(",") if isinstance(value, str) else [f"seed {seed}" for seed in value]
+  return [entry for entry in value.split(",") if entry] if isinstance(value, str) else [
+      str(seed) for seed in value]
 
 
 def note(line: str) -> None:

@@ -94,7 +94,7 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
   for (name, variant), own in _cells(config, factors).items():
     common.claim(Workdir(workdir / name / variant), own)
   runs = list(_runs(config, workdir, factors))
-  _train(runs, 0)
+  _train(runs)
   if not common.is_primary():
     return []
   shifted = list(_shifted(config, workdir, runs))
@@ -124,7 +124,7 @@ def tune(config: StudyConfig, workdir: Path) -> Scores:
 
   An end of the grid that is the best is no optimum: the grid goes on beyond it until it is not.
   """
-  num_cells = sum(len(seeds) for seeds in config.cells.values())
+  num_later = len(_untrained(_runs(config, workdir, {})))
   factors = {cell: sorted(config.tuning.factors) for cell in config.tuned}
   scores: Scores = {}
   while True:
@@ -132,7 +132,7 @@ def tune(config: StudyConfig, workdir: Path) -> Scores:
             for cell, grid in factors.items() for factor in grid if (cell, factor) not in scores}
     if not runs:
       return scores
-    _train(list(runs.values()), num_cells, may_diverge=True)
+    _train(list(runs.values()), num_later, may_diverge=True)
     scores |= {key: math.inf if run.result() is None else _validation(run)
                for key, run in runs.items()}
     for cell, best in winners(scores).items():
@@ -218,21 +218,25 @@ def _flops(config: Any) -> int:
   return model_flops_per_step(task, params, task.train_source.batch_at(0))
 
 
-def _train(runs: list[Run], num_later: int, may_diverge: bool = False) -> None:
+def _train(runs: list[Run], num_later: int = 0, may_diverge: bool = False) -> None:
   """Trains what is not trained yet, and says how much is left; `num_later` runs come after."""
   recorded = [result["train_seconds"] for result in map(Run.result, runs) if result]
   whole: list[float] = []  # with what is no training: compiling, evaluating
-  for index, run in enumerate(runs):
-    if run.result() is None:
-      num_left = len(runs) - index + num_later
-      left = lambda each: format_duration(num_left * statistics.fmean(each))
-      time_left = (f", about {left(whole)}" if whole else f", more than {left(recorded)}"
-                   if recorded else "")
-      common.note(f"{run.name}; runs left: {num_left}{time_left}")
-      start = time.monotonic()
-      with contextlib.suppress(NonFiniteError) if may_diverge else contextlib.nullcontext():
-        loop.train(run.task(), run.config, run.directory, run.seed)
-      whole.append(time.monotonic() - start)
+  untrained = _untrained(runs)
+  for index, run in enumerate(untrained):
+    num_left = len(untrained) - index + num_later
+    left = lambda each: format_duration(num_left * statistics.fmean(each))
+    time_left = (f", about {left(whole)}" if whole else f", more than {left(recorded)}"
+                 if recorded else "")
+    common.note(f"{run.name}; runs left: {num_left}{time_left}")
+    start = time.monotonic()
+    with contextlib.suppress(NonFiniteError) if may_diverge else contextlib.nullcontext():
+      loop.train(run.task(), run.config, run.directory, run.seed)
+    whole.append(time.monotonic() - start)
+
+
+def _untrained(runs: Iterable[Run]) -> list[Run]:
+  return [run for run in runs if run.result() is None]
 
 
 def summarize(config: StudyConfig, workdir: Path, runs: list[Run],

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+import re
 import signal
 import subprocess
 import sys
@@ -160,8 +161,12 @@ def test_a_workdir_may_gain_data_sets_variants_inference_and_seeds_and_nothing_e
   more = dict(datasets="wmt14,cifar10", variants="full,depth2,static", inference="full,diagonal",
               seeds=(1, 0))
   claim(**more)
-  with pytest.raises(WorkdirError, match="also holds wmt14, static, diagonal, seed 1; name all"):
-    claim(variants="full,depth2")
+  with pytest.raises(WorkdirError, match="also holds wmt14, static, diagonal, seed 1; name all"
+                     ) as error:
+    claim(datasets="cifar10", variants="full,depth2", inference="full")
+  options = dict(re.findall(r"--config\.(\w+)=(\S+?),? ", str(error.value)))
+  assert options == {"datasets": "cifar10,wmt14", "variants": "full,depth2,static",
+                     "inference": "full,diagonal", "seeds": "0,1"}
   with pytest.raises(WorkdirError, match="depth_reading='hidden', not 'linear'"):
     claim(**more, depth_reading="linear")
 

@@ -69,6 +69,8 @@ def test_a_grid_goes_on_until_its_best_factor_is_inside(losses, tried, monkeypat
     directory.mkdir(parents=True)
 
   def result(run):
+    if study.TUNING not in run.directory.parts:
+      return None
     loss = losses[float(run.directory.name.partition("-")[2])]
     return run.directory.is_dir() and {
         "train_seconds": 1.0, "best": {"metrics": {"validation": {"nats_per_token": loss}}}} or None
@@ -86,6 +88,25 @@ def test_a_grid_goes_on_until_its_best_factor_is_inside(losses, tried, monkeypat
   lost = [one for one in study._of_tuning(config, scores) if one.value is None]
   assert len(lost) == list(losses.values()).count(None)
   assert all(one.note == "diverged" for one in lost)
+
+
+def test_what_is_left_counts_what_is_not_trained_alone(monkeypatch, tmp_path, capsys):
+  done = set()
+  monkeypatch.setattr(study.loop, "train", lambda task, config, directory, seed: done.add(directory))
+  monkeypatch.setattr(study.Run, "task", lambda run: None)
+  monkeypatch.setattr(study.Run, "result", lambda run: {"train_seconds": 60.0, "best": {
+      "metrics": {"validation": {"nats_per_token": 1.0}}}} if run.directory in done else None)
+  config = freeze(study_cpu.get_config("smoke"), StudyConfig)
+  study.tune(config, tmp_path)
+  tuning, runs = set(done), list(study._runs(config, tmp_path, {}))
+  left = lambda: [int(line.partition("runs left: ")[2].partition(",")[0])
+                  for line in capsys.readouterr().err.splitlines()]
+  assert left() == list(range(len(tuning) + len(runs), len(runs), -1))
+  done.clear()
+  done |= {run.directory for run in runs[:-1]} | set(list(tuning)[1:])
+  study.tune(config, tmp_path)
+  study._train(runs)
+  assert left() == [2, 1]
 
 
 def _trained(folder, logged):

@@ -5,8 +5,9 @@
 
 With a kind of device (see `damcha_jax.training.devices`): the memory that a step takes on each,
 how long steps and the run may take, and, with exit status 2, what does not fit, and a remedy.
-Each model's step is compiled for that, which takes up to a minute. With a number alone: parameters,
-the memory of parameters and optimizer state on each device, and the model's FLOPs.
+Each model's step is compiled for that, with attention weights made whole or in chunks, which takes
+up to a minute; a fused kernel needs less memory. With a number alone: parameters, the memory of
+parameters and optimizer state on each device, and the model's FLOPs.
 """
 
 from __future__ import annotations

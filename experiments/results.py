@@ -86,7 +86,7 @@ def read_results(root: Path) -> list[Result]:
   for folder in _folders(root):
     outer = next((results[parent] for parent in folder.parents if parent in results), None)
     if folder.name == ANALYSIS and not (folder / CONFIG).is_file():
-      results[folder] = _read(folder, root, outer or _interrupted(folder.parent))
+      results[folder] = _read(folder, root, outer or _interrupted(_around(folder, root)))
     elif outer is None:
       results[folder] = _read(folder, root, None)
   return list(results.values())
@@ -106,6 +106,12 @@ def _folders(root: Path) -> Iterator[Path]:
     folders[:] = sorted(set(folders) - {CHECKPOINTS})
     if SUMMARY in files:
       yield Path(directory)
+
+
+def _around(folder: Path, root: Path) -> Path:
+  """The nearest workdir that an analysis is in; the folder above it where there is none."""
+  above = folder.parents[:len(folder.relative_to(root).parts)]
+  return next((one for one in above if (one / CONFIG).is_file()), folder.parent)
 
 
 def _interrupted(workdir: Path) -> Result:
@@ -186,10 +192,18 @@ def _check(path: Path, index: int, row: Any) -> None:
 
 
 def figures_of(folder: Path) -> list[Path]:
-  """The pictures in `figures/`; of one drawn in both formats the lines, not the pixels."""
+  """The pictures in `figures/`; of one drawn in both formats the lines, not the pixels.
+
+  Raises:
+    ResultsError: one is empty.
+  """
   pictures = sorted((folder / FIGURES).rglob("*.svg")) + sorted((folder / FIGURES).rglob("*.png"))
-  return sorted({path.with_suffix(""): path for path in reversed(pictures) if path.is_file()
-                 }.values())
+  found = sorted({path.with_suffix(""): path for path in reversed(pictures) if path.is_file()
+                  }.values())
+  for path in found:
+    if not path.stat().st_size:
+      raise ResultsError(f"{path} is empty; remove it, and the command of its result draws it again")
+  return found
 
 
 def _command(path: Path, experiment: str, config: str, settings: Mapping[str, Any]) -> str:

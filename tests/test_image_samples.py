@@ -76,6 +76,7 @@ def _check_likelihoods(run, samples):
   np.testing.assert_allclose(-samples.log_likelihoods / 64, whole / 64, rtol=0, atol=1e-4)
 
 
+@pytest.mark.families
 def test_images_have_the_likelihood_that_scoring_gives(monkeypatch, tmp_path):
   run = _Run(monkeypatch, _config())
   samples = run.sample(tmp_path)
@@ -122,6 +123,7 @@ def test_interrupted_drawing_goes_on(monkeypatch, tmp_path):
     assert np.array_equal(ours, theirs)
 
 
+@pytest.mark.families
 def test_samples_of_another_step_seed_or_rule_are_drawn_again(monkeypatch, tmp_path):
   """A part, or all, that was put there or kept from before is not taken for what is asked."""
   run = _Run(monkeypatch, _config(), "mha")
@@ -167,6 +169,7 @@ def test_parts_of_another_step_are_drawn_again(monkeypatch, tmp_path):
       "completed: 5 of 5 drawn"]
 
 
+@pytest.mark.families
 def test_classes_begin_the_sequences_and_are_never_pixels(monkeypatch, tmp_path):
   run = _Run(monkeypatch, _config(class_conditional=True, num_samples=14, batch_size=7), "mha")
   labels = run.data.labels["test"]

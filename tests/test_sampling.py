@@ -35,12 +35,14 @@ def _models(name):
 
 
 # One mode of each code path; the others are combinations of these.
-QUICK = ("damcha", "mha_sinusoidal_post", "stride_1", "learned", "stack_scan", "none_blocks_scan",
+PATHS = ("damcha", "mha_sinusoidal_post", "stride_1", "learned", "stack_scan", "none_blocks_scan",
          "full_width")
+QUICK = ("mha_sinusoidal_post", "stack_scan", "full_width")
 
 
 @pytest.mark.parametrize("name", [
-    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+    name if name in QUICK else pytest.param(
+        name, marks=pytest.mark.families if name in PATHS else pytest.mark.slow)
     for name in decoders.MODES])
 def test_cached_logits_equal_uncached_at_every_position(name):
   """Left-padded prompts of 7, 5 and 2 tokens, one prefill, then single steps."""

@@ -86,10 +86,12 @@ def _check(config: TransformerConfig) -> None:
           f"model.attention_implementation='cudnn' computes in bfloat16, not in "
           f"model.dtype='{model.dtype}'; change that, or use 'plain' (or 'auto')")
   for name in config.attention_names if fused else ():
-    require(name in _FUSED[model.attention_implementation],
+    can = _FUSED[model.attention_implementation]
+    others = ",".join(one for one in config.attention_names if one in can)
+    require(name in can,
             f"attention '{name}' mixes, widens or masks what "
             f"model.attention_implementation='{model.attention_implementation}' computes; use "
-            "'plain' (or 'auto')")
+            "'plain' (or 'auto')" + (f", or attentions={others}" if others else ""))
   _check_form(damcha, fused and "damcha" in config.attention_names)
   require(damcha.parameterization == "blocks"
           or damcha.block_ablation_train == damcha.block_ablation_eval == "full",

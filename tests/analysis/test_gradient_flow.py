@@ -29,6 +29,7 @@ def _norm(*trees):
   return np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(trees)))
 
 
+@pytest.mark.families
 def test_norms_are_those_of_the_gradients_leaves():
   _, loss_fn, params, batch = _setup({"attention": "mha"})
   found = gradient_flow.gradient_norms(loss_fn, params, batch)
@@ -48,6 +49,7 @@ def test_norms_are_those_of_the_gradients_leaves():
       float(loss_fn(params, batch, None)[0]) / batch["weights"].sum(), rel=1e-5)
 
 
+@pytest.mark.families
 def test_the_gradient_of_a_layers_copy_is_that_of_its_own_generator_without_sharing():
   model, loss_fn, params, batch = _setup({})
   _, unshared_loss_fn, _, _ = _setup({"damcha.sharing": "none"})

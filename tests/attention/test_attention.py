@@ -155,7 +155,9 @@ def test_padded_rows_give_what_they_give_alone(kind, side):
   np.testing.assert_allclose(implied[:, real], alone, atol=3e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [
+    kind if kind in ("mha", "prefix") else pytest.param(kind, marks=pytest.mark.families)
+    for kind in KINDS])
 def test_what_stands_in_padded_tokens_is_never_used(kind):
   module = KINDS[kind]
   queries = np.array([[0, 1, 1, 1, 0, 1], [0] * T], bool)
@@ -237,7 +239,8 @@ def test_causality_alone_hides_the_future_exactly_in_one_pass(num_queries, num_k
 
 
 @pytest.mark.parametrize("num_queries, num_keys, num_key_heads", [
-    (128, 128, H), (259, 259, 1), (300, 150, H), (150, 300, H)])
+    (128, 128, H), (150, 300, H), pytest.param(259, 259, 1, marks=pytest.mark.families),
+    pytest.param(300, 150, H, marks=pytest.mark.families)])
 def test_causal_blocks_attend_as_the_whole_with_fewer_scores(num_queries, num_keys, num_key_heads):
   key = jax.random.key(0)
   query_BTHK = jax.random.normal(key, (B, num_queries, H, K))

@@ -20,6 +20,7 @@ B, T, D, H = 2, 6, 8, 4
 X = np.random.default_rng(3).normal(size=(B, T, D)).astype(np.float32)
 
 
+@pytest.mark.families
 @pytest.mark.parametrize("cls", [TalkingHeadsAttention, DynamicallyComposableAttention])
 def test_chunks_of_queries_change_nothing(cls):
   """Neither outputs nor gradients, padding and dropout included."""

@@ -43,7 +43,7 @@ def _small_chunks(monkeypatch):
 @pytest.mark.parametrize("masks", [{}, {"padding_mask": PADDING}, {"segment_ids": SEGMENTS}],
                          ids=lambda masks: "".join(masks) or "plain")
 @pytest.mark.parametrize("name", [
-    name if name in ("rowsum", "wide") else pytest.param(name, marks=pytest.mark.families)
+    name if name == "wide" else pytest.param(name, marks=pytest.mark.families)
     for name in ATTENTIONS])
 def test_factors_do_what_the_metric_does(name, masks, small_chunks, monkeypatch):
   attention = ATTENTIONS[name]

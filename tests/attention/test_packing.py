@@ -25,7 +25,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [
+    kind if kind in ("mha", "prefix") else pytest.param(kind, marks=pytest.mark.families)
+    for kind in KINDS])
 def test_a_packed_row_equals_its_documents(kind):
   module = KINDS[kind]
   variables = random_variables(module, X, std=0.4)

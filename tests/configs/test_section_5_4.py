@@ -137,7 +137,7 @@ def test_unknown_size_is_named_with_the_choices(name):
     ({"model": {"attention_implementation": "xla", "attention_dropout_rate": 0.1}},
      "the weights that a fused kernel never forms"),
     ({"attentions": "mha,dcmha", "model": {"attention_implementation": "xla"}},
-     "attention 'dcmha' mixes, widens or masks what model.attention_implementation='xla' computes; use 'plain'"),
+     "attention 'dcmha' mixes, widens or masks what model.attention_implementation='xla' computes; use 'plain' (or 'auto'), or attentions=mha"),
     ({"attentions": "mma", "context_length": 128, "model": {"attention_implementation": "pallas"}},
      "attention 'mma' mixes, widens or masks what model.attention_implementation='pallas' computes; use 'plain'"),
     ({"context_length": 192, "model": {"attention_implementation": "pallas"}},

@@ -87,6 +87,7 @@ def test_complete_shapes_are_only_read_and_lost_ones_are_measured_again(small, c
   assert "paper's gflops" in capsys.readouterr().out
 
 
+@pytest.mark.families
 def test_scaling_agrees_with_the_formulas(tmp_path):
   config = _config(costs, attentions="mha", shapes=())
   config.damcha.metric = "static"  # which has no generator; what is said of it is said nonetheless

@@ -121,6 +121,7 @@ def test_smoke_size_reports_each_source_of_mix(tmp_path, compiled):
     assert values["sample_text8"] < values[None] < values["sample_text"] < 7.5
 
 
+@pytest.mark.families
 def test_a_rerun_skips_what_is_complete_and_adds_seeds(capsys, tmp_path, text):
   arguments = _arguments(tmp_path, text, "--config.num_steps=10", "--config.attentions=mha")
   assert _run(capsys, *arguments)[0] == 0

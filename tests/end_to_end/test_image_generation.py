@@ -213,6 +213,7 @@ print(json.dumps([plan._asdict(), sum(array.nbytes for array in jax.live_arrays(
 """
 
 
+@pytest.mark.families
 def test_the_paper_size_is_planned_on_eight_devices_without_allocating():
   done = subprocess.run([sys.executable, "-c", PLAN], cwd=ROOT, capture_output=True, text=True,
                         env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=False)

@@ -62,6 +62,7 @@ def _params(run, config, which, note=pytest.fail):
   return restore.restore_params(run, shapes, which, "nats_per_token", note)
 
 
+@pytest.mark.families
 def test_streams_what_the_scanned_model_writes(trained, capsys):
   workdir, run, config = trained
   status, out, err = _command(capsys, f"--workdir={workdir}", "--prompt=7 times ä", "--seed=3",

@@ -99,6 +99,7 @@ def test_variants_differ_in_where_the_metric_comes_from():
   assert models["damcha_prefix_stack"] == ("stack", 1)
 
 
+@pytest.mark.families
 def test_a_train_step_updates_and_is_compiled_anew(tmp_path):
   config, shape = _shape()
   (mha,) = _decoders(config, shape, speed.MHA)

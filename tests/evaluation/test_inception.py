@@ -55,6 +55,7 @@ def _error(actual: np.ndarray, expected: np.ndarray) -> float:
   return np.linalg.norm(actual - expected) / np.linalg.norm(expected)
 
 
+@pytest.mark.families
 def test_features_are_those_of_the_originals(weights: inception.InceptionWeights) -> None:
   images_NHWC = random_images(2, 32)
   with np.load(FIXTURES / "inception.npz") as archive:

@@ -107,6 +107,7 @@ def test_logits_are_those_of_the_definition(gelu: str) -> None:
   assert np.abs(logits - other).max() > 1e-4  # the two can be told apart
 
 
+@pytest.mark.families
 def test_the_command_makes_a_damcha_of_the_same_function(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
 ) -> None:

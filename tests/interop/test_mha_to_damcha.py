@@ -69,6 +69,7 @@ def test_what_cannot_be_converted_is_named(trained_attention: Any) -> None:
     mha_to_damcha(less, initial)
 
 
+@pytest.mark.families
 @pytest.mark.parametrize("changes", [
     {"damcha.update_rank": 2},
     pytest.param({"damcha.update_rank": 2, "model.scan_layers": True}, marks=pytest.mark.slow),

@@ -26,8 +26,8 @@ def config_with(section, **fields):
 
 
 @pytest.mark.parametrize("name", [
-    "moa",
-    *(pytest.param(name, marks=pytest.mark.families) for name in ATTENTIONS if name != "moa")])
+    "mma",
+    *(pytest.param(name, marks=pytest.mark.families) for name in ATTENTIONS if name != "mma")])
 def test_a_scanned_decoder_gives_the_numbers_of_an_unrolled_one(name):
   batch = dict(inputs=TOKENS, targets=TOKENS, weights=np.ones(TOKENS.shape, np.float32))
   found = []

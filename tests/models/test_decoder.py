@@ -49,7 +49,8 @@ def test_shared_parameters_are_in_the_tree_once(sharing, scan, where):
 
 
 @pytest.mark.parametrize("name", [
-    "damcha", "stack", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mha", "none"))])
+    "stack",
+    *(pytest.param(name, marks=pytest.mark.families) for name in ("damcha", "mha", "none"))])
 def test_scanned_equals_unrolled_with_gradients(name):
   changes = decoders.MODES[name]
   unrolled, params = decoders.decoder(changes)
@@ -114,7 +115,9 @@ def test_documents_of_a_packed_row_equal_rows_of_their_own(name):
   np.testing.assert_allclose(packed, alone, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["damcha", "stack", "mha_sinusoidal_post"])
+@pytest.mark.parametrize("name", [
+    "damcha", *(pytest.param(name, marks=pytest.mark.families)
+                for name in ("stack", "mha_sinusoidal_post"))])
 def test_padding_on_either_side_changes_nothing(name):
   model, params = decoders.decoder(decoders.MODES[name])
   apply = jax.jit(lambda tokens, mask: model.apply(
@@ -161,6 +164,7 @@ def test_logits_come_from_the_tied_embedding_unless_untied():
   np.testing.assert_allclose(untied.apply({"params": doubled}, TOKENS), 2 * before, rtol=1e-5)
 
 
+@pytest.mark.families
 def test_bfloat16_returns_float32_logits_near_those_of_float32():
   model, params = decoders.decoder({})
   half, _ = decoders.decoder({"model.dtype": "bfloat16"})

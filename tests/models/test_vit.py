@@ -79,6 +79,7 @@ def test_generators_are_where_sharing_says(sharing, places):
   assert {name.removesuffix("/out_kernel") for name in names if "out_kernel" in name} == places
 
 
+@pytest.mark.families
 @pytest.mark.parametrize("sharing", ["stack", "generator"])
 def test_the_class_sees_every_patch_scanned_or_not(sharing):
   config = _config(damcha={"sharing": sharing})
@@ -99,6 +100,7 @@ def test_the_class_sees_every_patch_scanned_or_not(sharing):
   np.testing.assert_allclose(by_pixel_scanned, by_pixel, atol=1e-5)
 
 
+@pytest.mark.families
 def test_the_paper_s_generator_starts_as_the_authors_vit():
   config = _config(damcha={"widths": (64, 64)})
   params = nn.unbox(jax.jit(make_vit(config, "damcha").init)(jax.random.key(0), IMAGES)["params"])
@@ -109,6 +111,7 @@ def test_the_paper_s_generator_starts_as_the_authors_vit():
   np.testing.assert_allclose(feed_forward.std(), 0.02, rtol=0.3)
 
 
+@pytest.mark.families
 def test_half_precision_and_dropout():
   params = random_variables(make_vit(_config(), "mha"), IMAGES, std=0.3)["params"]
   run = lambda **model: jax.jit(make_vit(_config(**model), "mha").apply)({"params": params}, IMAGES)
@@ -133,6 +136,7 @@ def test_what_does_not_fit_is_said():
     make_vit(_config(num_heads=3), "mha")
 
 
+@pytest.mark.families
 def test_the_mean_over_patches_takes_the_place_of_the_class_token():
   vit = make_vit(_config(pooling="mean"), "mha")
   params = nn.unbox(random_variables(vit, IMAGES, std=0.3)["params"])
@@ -155,6 +159,7 @@ def test_bytes_are_scaled_to_plus_and_minus_one():
   np.testing.assert_allclose(run(values), run(values / np.float32(127.5) - 1), atol=1e-6)
 
 
+@pytest.mark.families
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_stochastic_depth_leaves_out_branches_more_often_further_up(scan_layers):
   """A branch that is 1 adds kept / (1 - rate) to an example, at the rates 0, 0.3 and 0.6."""

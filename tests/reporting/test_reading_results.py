@@ -65,6 +65,25 @@ def test_an_analysis_has_the_size_of_what_is_around_it(tmp_path):
   assert one.command.endswith("--workdir=runs/study/study_cpu-paper/mix/damcha")
 
 
+def test_an_analysis_within_a_study_without_summary_is_read(tmp_path):
+  folder = made_up_results.write(tmp_path, "study", "study_cpu:paper", [], experiment="study",
+                                 name="study_cpu", size="paper")
+  (folder / "summary.json").unlink()
+  (folder / "mix" / "damcha").mkdir(parents=True)
+  _analysis(folder / "mix" / "damcha", "mix:paper")
+  (one,) = read_results(tmp_path)
+  assert one.config == "study_cpu:paper"
+  assert one.command.endswith("--workdir=runs/study/study_cpu-paper/mix/damcha")
+
+
+def test_an_empty_figure_is_named(tmp_path):
+  folder = made_up_results.write(tmp_path, "theory", "theory:smoke", [])
+  (folder / "figures").mkdir(exist_ok=True)
+  (folder / "figures" / "lost.png").touch()
+  with pytest.raises(ResultsError, match="lost.png is empty; remove it"):
+    read_results(tmp_path)
+
+
 def test_an_analysis_beside_nothing_is_one_line(tmp_path):
   _analysis(tmp_path, "mix:cpu")
   with pytest.raises(ResultsError, match="config.json is missing"):

@@ -9,6 +9,7 @@ import signal
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import pytest
 
 import lm_run
 from tiny_task import run_script
@@ -34,6 +35,7 @@ def _final_state(workdir):
         step, args=ocp.args.Composite(state=ocp.args.StandardRestore())).state
 
 
+@pytest.mark.families
 def test_killed_ends_bitwise_like_the_uninterrupted_run(tmp_path):
   """With accumulation, layer scan and dropout; the kill comes beside a save in flight."""
   corpus = lm_run.write_corpus(tmp_path / "corpus.txt")

@@ -38,6 +38,7 @@ def _flash_report(tmp_path_factory):
   return json.loads((path / "report.json").read_text())
 
 
+@pytest.mark.families
 def test_each_device_runs_the_fused_kernel_on_its_rows_and_heads(flash_report):
   assert len(flash_report["gradients"]) == 4
   for name, of in flash_report["gradients"].items():

@@ -168,6 +168,7 @@ def test_who_does_not_talk_to_a_lost_process_0_ends_with_its_name_too(tmp_path):
                   errors.splitlines()[-1])
 
 
+@pytest.mark.families
 @pytest.mark.parametrize("failing", [0, 1])
 def test_who_fails_alone_ends_and_so_do_the_others(tmp_path, failing):
   """JAX waits at exit for processes that have not ended."""

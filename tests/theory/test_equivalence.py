@@ -22,6 +22,7 @@ DIFFERENCES = {
 }
 
 
+@pytest.mark.families
 @pytest.mark.parametrize("dtype, bound", [(jnp.float32, 1e-5), (jnp.float64, 1e-12)])
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_one_attention_is_the_other_to_float_precision(name: str, dtype: Any, bound: float) -> None:

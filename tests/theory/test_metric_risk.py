@@ -107,6 +107,7 @@ def test_head_slices_have_the_metrics_that_lie_in_their_slices() -> None:
   assert metric_risk.excess_risk(problem, metric_risk.best_static(problem, D // H)) > 0.1
 
 
+@pytest.mark.families
 def test_a_trained_generator_comes_near_the_best_if_it_sees_the_context() -> None:
   problem = _problem(2, condition=1.0)
   training = Training(length=8, noise=0.5, widths=(16,), num_steps=600, batch_size=16,

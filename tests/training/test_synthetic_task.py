@@ -64,6 +64,7 @@ def test_a_lane_by_itself_is_the_lane_of_the_whole():
   assert lane.eval_loss_fn(own, own_batch)["nats"].sum() == pytest.approx(float(loss), rel=1e-5)
 
 
+@pytest.mark.families
 def test_lanes_of_a_seed_start_alike_and_learn_apart():
   task = _task("mha", seeds=(4, 7))
   params = task.init_params(jax.random.key(0))

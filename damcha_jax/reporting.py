@@ -95,8 +95,10 @@ def format_table(rows: Sequence[Row]) -> str:
   blocks: dict[tuple, list[Row]] = {}
   for row in rows:
     blocks.setdefault((row["dataset"], row["split"], row["variant"]), []).append(row)
-  return "\n\n".join(_block(" · ".join(filter(None, key)), block)
-                     for key, block in blocks.items())
+  texts = [_block(" · ".join(filter(None, key)), block) for key, block in blocks.items()]
+  if any(row["spread"] for row in rows):
+    texts.append("Behind ± is the standard deviation over seeds.")
+  return "\n\n".join(texts)
 
 
 def _block(title: str, rows: list[Row]) -> str:

@@ -89,7 +89,7 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]
   """Trains and evaluates every variant; writes `summary.json`, `report.md` and `figures/`."""
   config = freeze(config, AblationsConfig)
   cells = [cell for part in _cells(config, workdir).values() for cell in part]
-  trained = [(cell, common.checked_tasks(cell.config, cell.family.make_task))
+  trained = [(cell, common.checked_tasks(cell.config, cell.directory, cell.family.make_task))
              for cell in cells if cell.inference == "full"]
   evaluated = metrics.latest(config, workdir)
   weights = load_weights(evaluated)

@@ -14,9 +14,9 @@ import numpy as np
 
 from damcha_jax import reporting
 from damcha_jax.attention import ATTENTIONS
-from damcha_jax.config import (AblationsConfig, ConfigError, ImageClassificationConfig,
-                               ImageGenerationConfig, LanguageModelConfig, TextGenerationConfig,
-                               to_dict)
+from damcha_jax.config import (AblationsConfig, ConfigError, for_any_device,
+                               ImageClassificationConfig, ImageGenerationConfig,
+                               LanguageModelConfig, TextGenerationConfig, to_dict)
 from damcha_jax.errors import WorkdirError
 from damcha_jax.reporting import Measurement
 from damcha_jax.training import loop
@@ -52,21 +52,28 @@ def run_suite(config: Any, workdir: Path, make_task: Callable[[Any, str, int], T
     ConfigError: the configuration cannot run.
     WorkdirError: the directory belongs to another configuration.
   """
-  tasks = checked_tasks(config, make_task)
+  tasks = checked_tasks(config, workdir, make_task)
   # Only now, so that a rejected configuration does not claim the directory.
   return train_tasks(config, workdir, tasks)
 
 
-def checked_tasks(config: Any, make_task: Callable[[Any, str, int], Task]) -> Tasks:
-  """The tasks of a suite, after every check that needs no directory; see `run_suite`."""
+def checked_tasks(config: Any, workdir: Path,
+                  make_task: Callable[[Any, str, int], Task]) -> Tasks:
+  """The tasks of a suite, after every check that needs no directory; see `run_suite`.
+
+  A run that is complete is not trained here, so it may be of another kind or number of devices.
+  """
   for attention in config.attention_names:
     if attention not in ATTENTIONS:
       raise ConfigError(f"unknown attention '{attention}' in config key 'attentions'; choose from "
                         f"{', '.join(sorted(ATTENTIONS))}")
   tasks = {}
   for attention, seed, own in runs(config):
-    tasks[attention, seed] = make_task(own, attention, seed)
-    loop.check(tasks[attention, seed], own, seed)
+    if (run_dir(workdir, attention, seed) / "result.json").exists():
+      tasks[attention, seed] = make_task(for_any_device(own), attention, seed)
+    else:
+      tasks[attention, seed] = make_task(own, attention, seed)
+      loop.check(tasks[attention, seed], own, seed)
   return tasks
 
 

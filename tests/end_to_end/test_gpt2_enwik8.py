@@ -154,6 +154,23 @@ def test_a_rerun_skips_what_is_complete_and_adds_seeds(capsys, tmp_path, text):
   assert status == 1 and "batch_size=8, not 16" in errors and errors.count("\n") == 1
   assert json.loads((tmp_path / "config.json").read_text())["seeds"] == [0, 1]
   assert json.loads((tmp_path / "summary.json").read_text())["rows"] == rows
+  _assert_is_summarised_without_the_devices_that_trained_it(capsys, tmp_path, arguments)
+
+
+def _assert_is_summarised_without_the_devices_that_trained_it(capsys, workdir, arguments):
+  for path in workdir.rglob("config.json"):
+    config = json.loads(path.read_text())
+    config["model"].update(attention_implementation="cudnn", dtype="bfloat16")
+    config["mesh"]["fsdp"] = 64
+    path.write_text(json.dumps(config))
+  before = _summary(workdir)
+  (workdir / "summary.json").unlink()
+  arguments = [*arguments, "--config.model.attention_implementation=cudnn",
+               "--config.model.dtype=bfloat16", "--config.mesh.fsdp=64"]
+  status, _, errors = _run(capsys, *arguments, "--config.seeds=0,1")
+  assert (status, _summary(workdir)) == (0, before), errors
+  status, _, errors = _run(capsys, *arguments, "--config.seeds=0,1,2")
+  assert status == 2 and "'cudnn' needs a GPU" in errors
 
 
 def _assert_a_disk_that_is_full_only_for_the_summary_leaves_the_old_one(capsys, workdir, arguments):

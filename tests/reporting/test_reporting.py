@@ -90,8 +90,9 @@ def test_table_has_a_block_per_split_with_the_paper_beside():
   table = reporting.format_table(_rows(
       _one(1.5, 0), _one(1.7, 1), _one(1.25, 0, attention="damcha"), _one(2.0, 0, split="test"),
       *(_one(12345678.0, seed, split="train", metric="num_params") for seed in (0, 1))))
-  blocks = table.split("\n\n")
-  assert len(blocks) == 3
+  *blocks, legend = table.split("\n\n")
+  assert len(blocks) == 3 and "± is the standard deviation over seeds" in legend
+  assert "±" not in reporting.format_table(_rows(_one(1.5, 0)))
   assert blocks[0].splitlines()[0].split("  ")[0] == "sample_mix · validation"
   assert "1.6 ± 0.14" in blocks[0] and "1.09" in blocks[0] and "1.04" in blocks[0]
   assert "paper" not in blocks[1] and blocks[2].endswith("1.235e+07")

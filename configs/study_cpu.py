@@ -2,12 +2,13 @@
 
   python -m experiments.study --config=configs/study_cpu.py
 
-MHA, DCMHA and DAMCHA, with the paper's preset, with the robust one and at full width, on four data
-sets with three seeds each at matched parameters, the first three of them also on the mixture's two
-parts; besides, with one seed and called exploratory, variants of our own, what single parts of the
-method are worth, matched FLOPs, and looks into the future. Ten to fourteen hours on two cores; the
-same command resumes after a kill and says what is left. `--config.replicated= --config.exploratory=`
-leaves out all but the core, and both take others, as mix/tha, of `damcha_jax.config.study.VARIANTS`.
+Every attention that the paper compares, and DAMCHA with the robust preset and at full width, on
+four data sets with three seeds each at matched parameters, MHA, DCMHA and DAMCHA also on the
+mixture's two parts; besides, with one seed and called exploratory, variants of our own, what single
+parts of the method are worth, matched FLOPs, and looks into the future. Ten to fourteen hours on
+two cores; the same command resumes after a kill and says what is left. `--config.replicated=
+--config.exploratory=` leaves out all but the core, and both take others, as images/damcha_static,
+of `damcha_jax.config.study.VARIANTS`.
 
 The sets are the samples that ship with the package. Others are larger corpora that
 `python -m damcha_jax.data.make_samples` makes of Debian packages: `dictionary`, `dictionary_text8`
@@ -39,7 +40,7 @@ SETS = {"mix": mix, "mix_decontaminated": mix, "text": enwik8, "text8": text8,
 FOLDER = "~/.cache/damcha_jax"  # of what `make_samples` is told to put there
 # Sections have these from the config as a whole.
 COMMON = ("experiment", "name", "size", "attentions", "seeds")
-CORE = "mha,dcmha,damcha,damcha_robust,damcha_full_width"
+CORE = "mha,dcmha,damcha,damcha_robust,damcha_full_width,tha,colmha,moa,mma"
 PARTS = ("static", "unshared", "stack", "blocks", "diagonal", "initializer", "residual",
          "normalized", "prefix", "future", "flops")
 OWN = ("full_width_robust", "mixed", "decayed")
@@ -92,7 +93,7 @@ def _exploratory() -> Iterable[str]:
   """By question; what is in the core is trained once."""
   yield from ("mix_decontaminated/mha", "mix_decontaminated/damcha")
   yield from (f"mix/damcha_{part}" for part in (*PARTS, *OWN))
-  yield from ("mix/mma", "mix/authors_mma", "mix/authors_mma_future")
+  yield from ("mix/authors_mma", "mix/authors_mma_future")
 
 
 def shrink_to_smoke(config: ml_collections.ConfigDict) -> None:

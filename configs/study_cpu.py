@@ -42,7 +42,7 @@ FOLDER = "~/.cache/damcha_jax"  # of what `make_samples` is told to put there
 COMMON = ("experiment", "name", "size", "attentions", "seeds")
 CORE = "mha,dcmha,damcha,damcha_robust,damcha_full_width,tha,colmha,moa,mma"
 PARTS = ("static", "unshared", "stack", "blocks", "diagonal", "initializer", "residual",
-         "normalized", "prefix", "future", "flops")
+         "normalized", "prefix", "future", "flops", "robust_flops")
 OWN = ("full_width_robust", "mixed", "decayed")
 
 
@@ -91,7 +91,7 @@ def _replicated() -> Iterable[str]:
 
 def _exploratory() -> Iterable[str]:
   """By question; what is in the core is trained once."""
-  yield from ("mix_decontaminated/mha", "mix_decontaminated/damcha")
+  yield from (f"mix_decontaminated/{attention}" for attention in ("mha", "dcmha", "damcha"))
   yield from (f"mix/damcha_{part}" for part in (*PARTS, *OWN))
   yield from ("mix/authors_mma", "mix/authors_mma_future")
 

@@ -235,7 +235,9 @@ def claim(directory: Workdir, config: Any,
       if any(missing.values()):
         names = [f"seed {entry}" if key == "seeds" else entry
                  for key, entries in missing.items() for entry in entries]
-        options = [f"--config.{key}={','.join((*_entries(wanted, key), *entries))}"
+        # What it holds comes first: the first seed is that of a study's exploratory cells.
+        options = [f"--config.{key}="
+                   + ",".join(dict.fromkeys((*_entries(present, key), *_entries(wanted, key))))
                    for key, entries in missing.items() if entries]
         raise WorkdirError(f"workdir {directory.path} also holds {', '.join(names)}; name all it "
                            f"holds and any to add, as {' '.join(options)}, or choose another workdir")

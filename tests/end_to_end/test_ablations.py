@@ -165,8 +165,8 @@ def test_a_workdir_may_gain_data_sets_variants_inference_and_seeds_and_nothing_e
                      ) as error:
     claim(datasets="cifar10", variants="full,depth2", inference="full")
   options = dict(re.findall(r"--config\.(\w+)=(\S+?),? ", str(error.value)))
-  assert options == {"datasets": "cifar10,wmt14", "variants": "full,depth2,static",
-                     "inference": "full,diagonal", "seeds": "0,1"}
+  assert options == {"datasets": "wmt14,cifar10", "variants": "full,depth2,static",
+                     "inference": "full,diagonal", "seeds": "1,0"}
   with pytest.raises(WorkdirError, match="depth_reading='hidden', not 'linear'"):
     claim(**more, depth_reading="linear")
 

@@ -89,6 +89,40 @@ def test_what_is_said_of_the_study():
     assert f"{value:+.3f} ± {half:.3f} {words}" in text
 
 
+def _verdict(name, dataset):
+  """Whether an attention is told from MHA, and on which side."""
+  value, half = (_value("cpu", dataset, name, f"nats_minus_mha{end}", None) for end in ("", "_ci95"))
+  return "ahead" if value < -half else "behind" if value > half else "-"
+
+
+def test_what_is_said_of_every_attention():
+  sets = list(COLUMNS.values())
+  verdicts = {name: [_verdict(name, dataset) for dataset in sets]
+              for name in ("damcha", "dcmha", "colmha", "moa", "mma")}
+  assert verdicts == {
+      "damcha": ["behind", "behind", "behind", "ahead"], "dcmha": ["behind", "-", "behind", "-"],
+      "colmha": ["-", "-", "ahead", "ahead"], "moa": ["behind"] * 4, "mma": ["-", "-", "ahead", "-"]}
+  loss = lambda dataset, name: _value("cpu", dataset, name, "nats_per_token", None)
+  names = {name for data, name, metric, _ in _rows("cpu") if metric == "nats_per_token"
+           and data == "images"}
+  for dataset in sets:
+    assert min(names, key=lambda name, data=dataset: loss(data, name)) != "damcha"
+  assert loss("concepts", "colmha") < loss("concepts", "damcha") < loss("concepts", "mha")
+  less = lambda name, dataset: "{:+.3f} ± {:.3f}".format(
+      *(_value("cpu", dataset, name, f"nats_minus_mha{end}", None) for end in ("", "_ci95")))
+  own_rate = _value("cifar10_cpu_others", "sample_images", "tha", "nats_per_token", None)
+  first = json.loads((ROOT / "results/cpu/images/mma/mma/seed0/result.json").read_text())["best"][
+      "metrics"]["test"]["nats_per_token"]
+  assert own_rate < loss("images", "tha") and first < min(loss("images", name) for name in names)
+  text = " ".join(TEXTS["README.md"].split())
+  for ours in (f"see their neighbours or themselves alone, {less('mma', 'pairs')} on pairs",
+               f"`colmha` {less('colmha', 'concepts')} on concept sets and "
+               f"{less('colmha', 'pairs')} on pairs",
+               f"on images with the config's ({own_rate:.3f}, `results/cifar10_cpu_others`)",
+               f"`mma`'s first seed on images alone, {first:.3f}, would have made it the best"):
+    assert ours in text
+
+
 def test_what_tuning_changed():
   text = " ".join(TEXTS["README.md"].split())
   differences = {}
@@ -120,8 +154,8 @@ def test_which_runs_fail():
   failed = {cell: sum(loss > min(losses) + 0.25 for loss in losses)
             for cell, losses in failed.items() if len(losses) == 3}
   assert {cell: number for cell, number in failed.items() if number} == {
-      ("images", "dcmha"): 1, ("images", "damcha_robust"): 2,
-      ("concepts", "damcha_robust"): 1, ("concepts", "damcha_full_width"): 1}
+      ("images", "dcmha"): 1, ("images", "damcha_robust"): 2, ("mix", "tha"): 1,
+      ("concepts", "damcha_robust"): 1, ("concepts", "damcha_full_width"): 1, ("concepts", "tha"): 1}
 
 
 def test_what_is_said_of_image_classification():

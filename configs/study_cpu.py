@@ -5,7 +5,7 @@
 Every attention that the paper compares, and DAMCHA with the robust preset and at full width, on
 four data sets with three seeds each at matched parameters, MHA, DCMHA and DAMCHA also on the
 mixture's two parts; besides, with one seed and called exploratory, variants of our own, what single
-parts of the method are worth, matched FLOPs, and looks into the future. Ten to fourteen hours on
+parts of the method are worth, matched FLOPs, and looks into the future. Twelve to eighteen hours on
 two cores; the same command resumes after a kill and says what is left. `--config.replicated=
 --config.exploratory=` leaves out all but the core, and both take others, as images/damcha_static,
 of `damcha_jax.config.study.VARIANTS`.

@@ -29,7 +29,7 @@ from experiments.results import (ANALYSIS, CHECKPOINTS, FIGURES, ResultsError, S
 OF_WORKDIR = (SUMMARY, "config.json", "versions.json", "report.md")
 CURVES = "metrics.jsonl"
 OF_RUN = (CURVES, "config.json", "result.json", "drift.json")
-MAX_BYTES = 150_000  # of a figure
+MAX_BYTES = 200_000  # of a figure
 
 
 def main(argv: Sequence[str]) -> None:

@@ -237,15 +237,15 @@ def _half_of_one(name: str, table: Mapping[tuple[str, str, str], Row]) -> Option
   """Half the 95% interval of one pair's difference, if it varies as those of several seeds do.
 
   t(f) s: s^2 is the mean variance over S seeds of the differences of the set's n pairs P that have
-  several. Pairs with a variant in common vary together, which leaves of their S - 1 degrees of
+  several, of variants with learning rates of their own; others may fail with some seeds. Pairs with a variant in common vary together, which leaves of their S - 1 degrees of
   freedom f = (S - 1) n^2 / sum_pq (|p & q| / 2)^2, p and q in P; it is (V - 1) (S - 1) where P is
   all pairs of V variants.
   """
   several: dict[frozenset[str], Row] = {}
   for (dataset, variant, metric), row in table.items():
     baseline = metric.removeprefix(MINUS)
-    if (dataset == name and baseline in VARIANTS and row["spread"] is not None
-        and len(row["seeds"]) > 1):
+    if (dataset == name and row["spread"] is not None and len(row["seeds"]) > 1
+        and all(one in VARIANTS and VARIANTS[one].tuned_as is None for one in (variant, baseline))):
       several[frozenset((variant, baseline))] = row
   if not several:
     return None
@@ -280,7 +280,8 @@ def blocks(results: Sequence[Result], paper: Mapping[str, Any]) -> list[Block]:
       ", at its size and on its data. A difference is a variant's test loss less a baseline's in "
       "nats per token, paired by seed; below 0 the variant is better. Behind its ± is half a 95% "
       "interval: of the mean by Student's t where there are several seeds; of a single seed, "
-      "which is exploratory, by the spread that pairs of several seeds have on the same set. "
+      "which is exploratory, by the spread over seeds of pairs with learning rates of their own on "
+      "the same set. "
       "Behind the ± of a loss is its standard deviation over seeds. Of twenty comparisons without "
       "any difference one is expected beyond its interval. Parameters are the variant's beside its "
       f"baseline's.{_untuned(result)}")]
@@ -316,8 +317,8 @@ def _tuning(result: Result) -> Iterator[Block]:
     yield Paragraph(
         "Each attention of the table was trained on one more seed with several multiples of the "
         "set's own rate; a grid whose end was best went on beyond it. The best holds for its "
-        "variants and for all sets of the same experiment; other attentions and other sets keep "
-        "their own. One seed chose: beside a multiple that fails, the best may fail with others.")
+        "variants, MHA's also for the attentions that are not here, and for all sets of the same "
+        "experiment; other sets keep their own. One seed chose: beside a multiple that fails, the best may fail with others.")
     yield Table("Validation loss in nats per token by multiple, the chosen one in bold.",
                 (result.command,), ("Set", "Attention", "Losses"),
                 tuple((name, f"`{variant}`", ", ".join(losses))

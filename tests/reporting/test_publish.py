@@ -23,7 +23,7 @@ def workdir(tmp_path):
   run = folder / "mha" / "seed0"
   for path, text in {
       "versions.json": "{}", "figures/a.svg": "small", "figures/a.png": "small",
-      "figures/b.svg": "x" * 200_000, "figures/b.png": "small", "figures/c.svg": "x" * 200_000,
+      "figures/b.svg": "x" * 200_001, "figures/b.png": "small", "figures/c.svg": "x" * 200_001,
       "analysis/summary.json": json.dumps(
           {"experiment": "analysis", "config": "mix:cpu", "rows": []}),
       "analysis/mha.npz": "large", "analysis/figures/d.svg": "small"}.items():

@@ -63,7 +63,8 @@ def test_one_seed_has_the_spread_of_the_pairs_of_several():
 
 def test_pairs_count_once_and_need_not_be_all():
   """Two pairs with a variant in common have (S - 1) 2^2 / (1 + 1 + 2 / 4) degrees of freedom."""
-  pairs = {("damcha_full_width", "mha"): 0.01, ("damcha", "mha"): 0.02, ("mha", "damcha"): 0.02}
+  pairs = {("damcha_robust", "mha"): 0.01, ("damcha", "mha"): 0.02, ("mha", "damcha"): 0.02,
+           ("tha", "mha"): 9.0}  # at a rate that was not tuned for it, which may fail
   rows = [*LOSSES, row("damcha_static", "nats_per_token", 1.62, seeds=[0]),
           *_less("damcha_static", "damcha", 0.06)]
   for (one, other), spread in pairs.items():

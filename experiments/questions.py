@@ -198,7 +198,7 @@ QUESTIONS = (
         "damcha_robust_flops": "`damcha_robust`, trained for as many FLOPs as `mha`"}, "mha"),
              "DAMCHA's step takes fewer FLOPs by the paper's count, so it gets more steps."),
     Question("others", "Where are the other attentions?",
-             _over_sets(_SETS, ("tha", "colmha", "moa", "mma"), ("mha",))
+             _over_sets((*_SETS, "more_pairs"), ("tha", "colmha", "moa", "mma"), ("mha",))
              + _over_sets(("mix",), ("authors_mma",), ("mha",)),
              "With MHA's learning rate, which was not tuned for them."))
 

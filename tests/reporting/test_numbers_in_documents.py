@@ -89,6 +89,16 @@ def test_what_is_said_of_the_study():
     assert f"{value:+.3f} ± {half:.3f} {words}" in text
 
 
+def test_who_uses_the_context_at_full_width():
+  best = {path: json.loads(path.read_text(encoding="utf-8"))["best"]["metrics"]
+          for path in (ROOT / "results" / "cpu").glob("*/damcha_full_width/*/seed*/result.json")}
+  adaptive = {path for path, metrics in best.items() if metrics["diagnostics"]["adaptivity"] > 0.1}
+  (one,) = adaptive
+  of_set = [path for path in best if path.parts[:-2] == one.parts[:-2]]
+  assert len(of_set) == 3 and one.parts[-5] == "concepts"
+  assert max(of_set, key=lambda path: best[path]["test"]["nats_per_token"]) == one
+
+
 def _verdict(name, dataset):
   """Whether an attention is told from MHA, and on which side."""
   value, half = (_value("cpu", dataset, name, f"nats_minus_mha{end}", None) for end in ("", "_ci95"))

@@ -87,6 +87,11 @@ def test_what_is_said_of_the_study():
     value, half = (larger[name, "damcha", f"nats_minus_mha{end}", None]["value"]
                    for end in ("", "_ci95"))
     assert f"{value:+.3f} ± {half:.3f} {words}" in text
+  more = lambda name, other: "{:+.3f} ± {:.3f}".format(
+      *(_value("cpu_more_pairs", "more_pairs", name, f"nats_minus_{other}{end}", None)
+        for end in ("", "_ci95")))
+  assert f"it is {more('damcha', 'mha')}; less DCMHA, {more('damcha', 'dcmha')}." in text
+  assert f"on pairs ({more('mma', 'mha')} with more of them)" in text
 
 
 def test_who_uses_the_context_at_full_width():

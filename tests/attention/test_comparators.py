@@ -79,6 +79,7 @@ def test_cached_widths():
       "post_w2": (2, H)}
 
 
+@pytest.mark.families
 def test_renormalised_gates_stop_the_gradient_of_their_sum():
   """The output is that of gates that add up to 1; the router learns as if the sum were fixed."""
   module = MixtureOfHeadsAttention(H, renormalize=True)

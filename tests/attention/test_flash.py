@@ -34,8 +34,8 @@ def _output_and_gradient(module, variables):
   return output, gradient
 
 
-@pytest.mark.parametrize("kind", [kind if kind == "stride" else
-                                  pytest.param(kind, marks=pytest.mark.families) for kind in KINDS])
+@pytest.mark.families
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_kernel_agrees_with_the_plain_path(kind):
   plain = KINDS[kind].copy(implementation="plain")
   variables = plain.init(jax.random.key(0), X)

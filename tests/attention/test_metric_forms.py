@@ -40,11 +40,11 @@ def _small_chunks(monkeypatch):
   monkeypatch.setattr(metric_lib, "_MOST_METRIC_BYTES", 0)
 
 
-@pytest.mark.parametrize("masks", [{}, {"padding_mask": PADDING}, {"segment_ids": SEGMENTS}],
-                         ids=lambda masks: "".join(masks) or "plain")
-@pytest.mark.parametrize("name", [
-    name if name == "wide" else pytest.param(name, marks=pytest.mark.families)
-    for name in ATTENTIONS])
+@pytest.mark.parametrize("name, masks", [
+    pytest.param(name, masks, id="-".join((name, *masks)),
+                 marks=[] if name == "wide" and "padding_mask" in masks else pytest.mark.families)
+    for name in ATTENTIONS
+    for masks in ({}, {"padding_mask": PADDING}, {"segment_ids": SEGMENTS})])
 def test_factors_do_what_the_metric_does(name, masks, small_chunks, monkeypatch):
   attention = ATTENTIONS[name]
   variables = random_variables(attention, X, std=0.4)

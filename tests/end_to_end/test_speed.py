@@ -51,6 +51,7 @@ def _random(params):
   return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32), params)
 
 
+@pytest.mark.families
 def test_the_plain_decoder_is_the_suites_multi_head_decoder():
   config, shape = _shape(num_layers=2)
   plain, mha = _decoders(config, shape, speed.PLAIN, speed.MHA)

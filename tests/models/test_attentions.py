@@ -25,9 +25,8 @@ def config_with(section, **fields):
   return dataclasses.replace(CONFIG, **{section: changed})
 
 
-@pytest.mark.parametrize("name", [
-    "mma",
-    *(pytest.param(name, marks=pytest.mark.families) for name in ATTENTIONS if name != "mma")])
+@pytest.mark.families
+@pytest.mark.parametrize("name", ATTENTIONS)
 def test_a_scanned_decoder_gives_the_numbers_of_an_unrolled_one(name):
   batch = dict(inputs=TOKENS, targets=TOKENS, weights=np.ones(TOKENS.shape, np.float32))
   found = []

@@ -46,5 +46,6 @@ def test_each_device_runs_the_fused_kernel_on_its_rows_and_heads(flash_report):
     assert of["difference"] < 1e-5, name  # of the largest entry; sums go in another order
 
 
+@pytest.mark.families
 def test_the_loops_diagnostics_are_lowered_with_the_fused_kernel(flash_report):
   assert flash_report["kernels"]["diagnostics"] > 0

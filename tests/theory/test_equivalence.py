@@ -31,6 +31,7 @@ def test_one_attention_is_the_other_to_float_precision(name: str, dtype: Any, bo
   assert difference.scores < bound and difference.output < bound
 
 
+@pytest.mark.families
 def test_the_comparison_sees_a_metric_that_is_not_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
   convert = equivalence.mha_to_damcha
 

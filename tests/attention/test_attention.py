@@ -33,6 +33,9 @@ KINDS = {
     "full_width": DamchaAttention(H, form="full_width", update_rank=3),
     "full_rank": DamchaAttention(H, form="full_width", static_part=False),
 }
+# Of code paths that all have in common, the others are tried with the families.
+COMMON = [kind if kind in ("mha", "prefix", "full_width") else
+          pytest.param(kind, marks=pytest.mark.families) for kind in KINDS]
 
 
 def randomised(variables):
@@ -122,7 +125,7 @@ def test_full_width_is_its_equation():
   np.testing.assert_allclose(attention.apply(variables, X), expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COMMON)
 def test_swaps_in_for_flaxs_attention(kind):
   module = KINDS[kind]
   variables = init(module, X, Y)
@@ -133,7 +136,7 @@ def test_swaps_in_for_flaxs_attention(kind):
   np.testing.assert_allclose(masked[:1], module.apply(variables, X[:1], Y[:1, :3]), atol=2e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COMMON)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_rows_give_what_they_give_alone(kind, side):
   module = KINDS[kind]
@@ -155,9 +158,7 @@ def test_padded_rows_give_what_they_give_alone(kind, side):
   np.testing.assert_allclose(implied[:, real], alone, atol=3e-6)
 
 
-@pytest.mark.parametrize("kind", [
-    kind if kind in ("mha", "prefix") else pytest.param(kind, marks=pytest.mark.families)
-    for kind in KINDS])
+@pytest.mark.parametrize("kind", COMMON)
 def test_what_stands_in_padded_tokens_is_never_used(kind):
   module = KINDS[kind]
   queries = np.array([[0, 1, 1, 1, 0, 1], [0] * T], bool)
@@ -205,7 +206,7 @@ def test_decodes_one_token_at_a_time_as_flaxs_does(kind):
   assert np.isnan(output).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COMMON)
 def test_blind_queries_are_finite_with_finite_gradients(kind):
   module = KINDS[kind]
   variables = init(module, X)

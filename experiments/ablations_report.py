@@ -38,8 +38,8 @@ weights, `python -m experiments.evaluate` fills in from what was generated. A bl
 that there is none of: the paper lacks the variant, or the row is no model."""
 _ONE_SEED = """\
 What differences mean. With one seed there is no spread to hold a difference against. Seeds alone
-moved the loss of `configs/mix.py:cpu` by 0.017 nats per token (standard deviation of three), so in
-runs as small as that differences in the third decimal are noise, and no order of variants follows
+moved the test loss of `configs/mix.py:cpu` by 0.02 nats per token (standard deviation of three), so
+in runs as small as that differences of a few hundredths are noise, and no order of variants follows
 from them; `--config.seeds=0,1,2` measures the spread."""
 _SEEDS = """\
 What differences mean. ± is the sample standard deviation over {} seeds. A difference that is not

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 import math
+import re
 
+from damcha_jax.reporting import Row
 from experiments.claims import (Absent, Evidence, INCONSISTENT, NEEDS_HARDWARE, NOT_REPRODUCED,
                                 REPRODUCED, Verdict, holds_only_under, measured_at, number, some,
                                 with_spread)
@@ -96,6 +98,12 @@ def better(pairs: Sequence[Pair]) -> Callable[[Evidence], Verdict]:
   return decide
 
 
+def _milestone(row: Row) -> str:
+  """The epoch that stands in for one of Table 6's, if any does."""
+  epoch = re.fullmatch(r"epoch(\d+)", row["variant"] or "")
+  return f"here epoch {epoch[1]}, " if epoch else ""
+
+
 def at_paper_size(evidence: Evidence, pairs: Sequence[Pair]) -> Verdict:
   """What comparable rows say, and smaller runs beside it."""
   won, lost, smaller = [], [], []
@@ -103,7 +111,7 @@ def at_paper_size(evidence: Evidence, pairs: Sequence[Pair]) -> Verdict:
     for result, row, other in evidence.both(path, rival):
       line = f"{label(path)} {with_spread(row)}, {label(rival)} {with_spread(other)}"
       if not (row["comparable"] and other["comparable"]):
-        smaller.append(f"{line} ({measured_at(result, [row, other])})")
+        smaller.append(f"{line} ({_milestone(row)}{measured_at(result, [row, other])})")
       elif is_better(path, row["value"], other["value"]):
         won.append((path, rival, line))
       else:

@@ -159,6 +159,30 @@ def test_what_tuning_changed():
   assert differences["concepts"][0] > 0 > differences["concepts"][1]  # "turns it round"
 
 
+def test_how_long_the_study_trained():
+  paths = (path for path in (ROOT / "results" / "cpu").rglob("result.json")
+           if "shift" not in path.parts)  # which evaluates runs once more
+  seconds = sum(json.loads(path.read_text(encoding="utf-8"))["train_seconds"] for path in paths)
+  assert f"records add up to {seconds / 3600:.1f}, on a shared machine" in " ".join(
+      TEXTS["README.md"].split())
+
+
+def test_what_gzip_makes_of_the_mix():
+  """And that MHA and DAMCHA end below it, as they should of a right installation."""
+  lines = (ROOT / "damcha_jax" / "data" / "samples" / "README.md").read_text(encoding="utf-8")
+  pooled = {}
+  for split in ("test", "validation"):
+    parts = [(int(size.replace(",", "")), float(bits)) for size, bits in re.findall(
+        rf"^\| `sample_text8?` \| {split} \| ([\d,]+) \| `\w+` \| ([\d.]+) \|$", lines,
+        flags=re.MULTILINE)]
+    assert len(parts) == 2
+    pooled[split] = sum(size * bits for size, bits in parts) / sum(size for size, _ in parts)
+  assert ("{test:.2f} bits per byte on the test part of `mix` and {validation:.2f} on validation"
+          .format(**pooled)) in " ".join(TEXTS["recipes.md"].split())
+  for name in ("mha", "damcha"):
+    assert _value("cpu", "mix", name, "bits_per_byte", None) < pooled["test"]
+
+
 def test_which_runs_fail():
   """A seed whose loss is far above what the others of its attention have."""
   failed = {}
@@ -314,6 +338,8 @@ def test_speeds_of_the_readme():
       "stack ({:.2f} as the ratio of the two medians), {:.2f} with one for each layer and {:.2f} "
       "with MHA".format(gpt2("damcha_stride64"), gpt2(prefix[0]), medians, gpt2(prefix[1]),
                         gpt2("mha")),
+      "of MHA's step DAMCHA's three were {:.2f}, {:.2f} and {:.2f}".format(
+          *(gpt2(name, "step_time_to_mha") for name in ("damcha_stride64", *prefix))),
       f"the exact prefix needed {memory:.2f} times the memory of MHA",
       f"a cached token took 1/{math.floor(cached)} of the time of running the window again, or less",
       f"at 64 and 256 tokens {small(prefix[0])} times as long with the exact prefix for the whole "

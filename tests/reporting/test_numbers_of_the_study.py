@@ -184,3 +184,28 @@ def test_how_far_parameters_are_matched():
       excess[dataset, name] = sizes[name] / sizes["mha"] - 1
   furthest = max(map(abs, excess.values()))
   assert f"within {furthest:.0%} of MHA's" in TEXTS["README.md"]
+
+
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+FIRST_SECTIONS = r"Abstract|Section 1|Section 3(?:\.\d)?"
+
+
+def test_the_table_of_claims():
+  claims = TEXTS["claims.md"]
+  counted = [re.search(rf"(\d+) {what}", claims)[1] for what in ("claims:", "inconsistent", "needs")]
+  assert ("Of the paper's {} claims that can be tested, its own tables contradict {} and only its own"
+          " sizes decide {}.".format(*counted) in " ".join(TEXTS["README.md"].split()))
+  theirs = re.findall(rf"^\| (\d+)\. (?:{FIRST_SECTIONS})(?:, .*?)? \| .*? \| (.*?) \|$", claims,
+                      flags=re.MULTILINE)
+  ours = re.findall(r"^\| \[(\d+)\]\(docs/claims.md#(.*?)\) \| .*? \| (.*?) \| (.*?) \|$",
+                    TEXTS["README.md"], flags=re.MULTILINE)
+  assert [row[0] for row in ours] == [number for number, _ in theirs]
+  for (number, anchor, status, why), (_, verdict) in zip(ours, theirs, strict=True):
+    assert verdict.startswith(status.removesuffix("a condition")), number
+    heading, section = re.search(rf"^### (Claim {number}: .*?)$(.*?)(?=^### |\Z)", claims,
+                                 flags=re.DOTALL | re.MULTILINE).groups()
+    assert anchor == re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    known = [float(figure) for figure in NUMBER.findall(section)]
+    for stated in NUMBER.findall(re.sub("Section 5.1|width 128|GPT-2", "", why)):
+      digits = len(stated.partition(".")[2])
+      assert any(f"{figure:.{digits}f}" == stated for figure in known), (number, stated)

@@ -24,7 +24,7 @@ _SETS = ("mix", "images", "pairs", "concepts")
 _ABOUT = {  # what not every reader knows of a set
     "mix_decontaminated": "`mix_decontaminated` lacks passages of the validation and test parts that "
                           "training has word for word in its other half.",
-    "dictionary": "`dictionary` and sets whose names begin so are another corpus, four times as "
+    "dictionary": "`dictionary` and sets whose names begin so are another corpus, 3.6 times as "
                   "large, prepared in the same way.",
     "more_pairs": "`more_pairs` are `pairs` with 18,500 more to train on, from a dictionary."}
 _PARTS = {

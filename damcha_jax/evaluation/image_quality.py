@@ -2,7 +2,7 @@
 
 Mean squared errors are in units of the whole range of a pixel, 0 .. 1. Without its control a value
 says little: a sample compared with an unrelated image gives about twice the variance of the data,
-0.126 for grey CIFAR-10, however good it is, and the likeliest images are the flattest ones.
+some 0.126 for CIFAR-10 in colour, however good it is, and the likeliest images are the flattest ones.
 
 Axes: N images, H height, W width, C channels. Images are uint8 [N, H, W] or [N, H, W, C].
 """

@@ -3,6 +3,8 @@
 import importlib
 import json
 import re
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -19,6 +21,7 @@ LOSSES = re.findall(r"^\| (\d+) \| (\d\.\d{5}) \| (\d\.\d{5}) \|$",
                     documents.TEXTS["recipes.md"], flags=re.MULTILINE)
 OTHER_LOSSES = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d\.\d{5}) \| (\d\.\d{5}) \|$",
                           documents.TEXTS["recipes.md"], flags=re.MULTILINE)
+MEMORY = re.findall(r"(\d+) GiB for\s`(\w+)`", documents.TEXTS["recipes.md"])
 # Where the curves of a config are, and their metric, if not in the folder of its name.
 CURVES = {"synthetic": ("synthetic_cpu/classification/d32/{}", "nats_per_query")}
 
@@ -43,6 +46,18 @@ def test_the_table_is_what_the_planner_says(configs, attention, num_params, flop
     seconds = plan.step_seconds(KINDS["a100_80gb"], 8)
     for text, expected in zip(times.split(" to "), seconds, strict=True):
       assert _minutes(text) == pytest.approx(expected * plan.num_steps / 60, abs=0.6)
+
+
+@pytest.mark.families
+@pytest.mark.skipif(jax.__version__ < "0.12", reason="the document says what jax 0.12 needs")
+@pytest.mark.parametrize("gibibytes, config", MEMORY)
+def test_memory_is_what_the_planner_says(gibibytes, config):
+  command = [sys.executable, "-m", "experiments.plan", f"--config=configs/{config}.py",
+             "--config.attentions=mha", "--devices=a100_80gb-8"]
+  output = subprocess.run(command, cwd=documents.ROOT, check=True, text=True,
+                          capture_output=True).stdout
+  planned = re.search(r"^mha  .* ([\d.]+) GiB  ", output, flags=re.MULTILINE)[1]  # in all
+  assert f"{float(planned):.0f}" == gibibytes, output
 
 
 def test_the_table_covers_every_experiment_that_trains():

@@ -262,8 +262,7 @@ def _in_causal_blocks(
 ) -> Array:
   """Each block of queries with the keys up to its end; those after it they do not see."""
   num_queries = query_BTHK.shape[1]
-  is_symbolic = not isinstance(num_queries, int)  # as `jax.export` may have it
-  num_blocks = (1 if _whole.get() or is_symbolic
+  num_blocks = (1 if _whole.get() or is_symbolic(num_queries)
                 else min(_MOST_BLOCKS, num_queries // _LEAST_BLOCK))
   if num_blocks <= 1:
     return attend_block(query_BTHK, key_BSHK, value_BSHK, bias=bias, mask=mask, dropout=dropout)
@@ -296,7 +295,7 @@ def in_query_chunks(
 
   One chunk's scores are in memory at a time, in the backward pass too, which makes them again.
   """
-  if chunk_size is None or num_queries <= chunk_size:
+  if chunk_size is None or is_symbolic(num_queries) or num_queries <= chunk_size:
     return attend_rows(lambda x, axis=1: x)
 
   @functools.partial(jax.checkpoint, static_argnums=1)
@@ -315,6 +314,11 @@ def in_query_chunks(
   if not rest:
     return output
   return jnp.concatenate([output, chunk(num_chunks * chunk_size, rest)], axis=1)
+
+
+def is_symbolic(*sizes: Any) -> bool:
+  """Whether one is not known yet, as `jax.export` may have it."""
+  return not all(isinstance(size, int) for size in sizes)
 
 
 def _cudnn_applies(query_BTHK: Array) -> bool:

@@ -95,7 +95,7 @@ def _in_factors(generator: nn.Module, contexts: Contexts, shared: bool) -> bool:
     return True
   # Factors that outnumber the columns cost more in every layer: only memory speaks for them.
   num_bytes = 4 * batch_size * num_contexts * num_heads * num_rows * num_columns
-  return not shared and num_bytes > _MOST_METRIC_BYTES
+  return not (shared or core.is_symbolic(num_bytes)) and num_bytes > _MOST_METRIC_BYTES
 
 
 def apply_factors(x_BTHK: Array, factors: Factors, contexts: Contexts) -> Array:
@@ -124,7 +124,9 @@ def apply_factors(x_BTHK: Array, factors: Factors, contexts: Contexts) -> Array:
     return apply(rows(x_BTHK), rows(hidden_BTW), kernel_WHKL)
 
   a_query = batch_size * num_heads * num_rows * min(num_factors, num_columns)
-  chunk = max(_LEAST_CHUNK, _CHUNK_NUMBERS // max(1, a_query))  # of an empty batch, no numbers
+  chunk = None
+  if not core.is_symbolic(a_query):
+    chunk = max(_LEAST_CHUNK, _CHUNK_NUMBERS // max(1, a_query))  # of an empty batch, no numbers
   return core.in_query_chunks(of_queries, length, chunk)
 
 

@@ -274,6 +274,22 @@ def test_a_length_that_is_not_known_attends_in_one_piece():
   chex.assert_trees_all_close(exported.call(x_BTHK), attend(x_BTHK), atol=1e-5)
 
 
+@pytest.mark.parametrize("form", ["plain", "padding_mask", "segment_ids"])
+@pytest.mark.parametrize("kind", ["prefix", "factors", "stride"])
+def test_is_exported_for_batches_of_any_size(kind, form):
+  module = KINDS[kind].copy(causal=True)
+  variables = init(module, X)
+  given = {"plain": {}, "padding_mask": dict(padding_mask=np.arange(T) < np.array([[T], [3]])),
+           "segment_ids": dict(segment_ids=np.full((B, T), np.arange(T) // 2, np.int32))}[form]
+  (batch_size,) = jax.export.symbolic_shape("b")
+  abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype),
+                          (X, given))
+  apply = jax.jit(lambda variables, x, given: module.apply(variables, x, **given))
+  exported = jax.export.export(apply)(variables, *abstract)
+  chex.assert_trees_all_close(exported.call(variables, X, given), apply(variables, X, given),
+                              atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_empty_batch_has_an_empty_output(kind):
   output = jax.eval_shape(KINDS[kind].init_with_output, jax.random.key(0), X[:0])[0]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Optional
 from damcha_jax.reporting import Row
 from experiments import paper_tables
 from experiments.document import Block, Code, Heading, Paragraph, Table
-from experiments.results import Result, SMOKE, by_size
+from experiments.results import Result, ResultsError, SMOKE, by_size
 
 REPORT = "python -m experiments.report --results=results --out=runs/report"
 
@@ -70,6 +70,11 @@ class Evidence:
     self._paper = paper
     self._read: dict[str, tuple[Result, list[Row]]] = {}  # by name, ordered
     self.commands: dict[str, None] = {}  # ordered
+
+  @property
+  def names(self) -> list[str]:
+    """Of the results whose rows were read."""
+    return list(self._read)
 
   @property
   def paper(self) -> Mapping[str, Any]:
@@ -193,6 +198,13 @@ def judge(claims: Sequence[Claim], results: Sequence[Result],
     except Absent:
       verdict = Verdict(claim.absent, "No result that could decide it is among those published.")
       evidence.commands.clear()
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+      if not evidence.names:
+        raise
+      raise ResultsError(  # edited, or of another version: the rows do not go together
+          f"the rows of {' and '.join(evidence.names)} do not tell what became of the claim "
+          f"'{claim.text}' ({type(error).__name__}: {error}); run what makes them again, or leave "
+          "them out") from error
     decided = verdict.status not in (INCONSISTENT, NEEDS_HARDWARE, NOT_RUN)
     judged.append(Judged(claim, verdict, tuple(evidence.commands),
                          (evidence.sizes if verdict.sizes is None else verdict.sizes)

@@ -192,7 +192,7 @@ def _markdown(blocks: Iterable[Block], folder: Path) -> Iterator[str]:
 
 
 def _escape(text: str) -> str:
-  """Outside code, stars that are no bold, and angle brackets, stand for themselves."""
+  """Outside code, stars that are no bold, angle brackets and links stand for themselves."""
   parts = re.split(r"(`[^`]*`|\*\*)", text)
-  return "".join(part if index % 2 else re.sub(r"([*<_])", r"\\\1", part)
+  return "".join(part if index % 2 else re.sub(r"([*<_]|(?<=\])\()", r"\\\1", part)
                  for index, part in enumerate(parts))

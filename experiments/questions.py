@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 import math
 from pathlib import Path
@@ -317,8 +318,9 @@ def _tuning(result: Result) -> Iterator[Block]:
     yield Paragraph(
         "Each attention of the table was trained on one more seed with several multiples of the "
         "set's own rate; a grid whose end was best went on beyond it. The best holds for its "
-        "variants, MHA's also for the attentions that are not here, and for all sets of the same "
-        "experiment; other sets keep their own. One seed chose: beside a multiple that fails, the best may fail with others.")
+        "variants, MHA's also for the full-width ones and for the attentions that are not here, and "
+        "for all sets of the same experiment; other sets keep their own. One seed chose: beside a "
+        "multiple that fails, the best may fail with others.")
     yield Table("Validation loss in nats per token by multiple, the chosen one in bold.",
                 (result.command,), ("Set", "Attention", "Losses"),
                 tuple((name, f"`{variant}`", ", ".join(losses))
@@ -333,7 +335,7 @@ def _answer(question: Question, studies: Sequence[Result],
   commands = [command for command, each in by_study.items() if each]
   yield Heading(3, question.text)
   sets = {one.comparison.set for one in found}
-  texts = (_sentence(found), *(study.said(say, evidence) for say in question.also), question.reading,
+  texts = (_counts(found), _sentence(found), *(study.said(say, evidence) for say in question.also), question.reading,
            *(about for name, about in _ABOUT.items() if name in sets))
   yield Paragraph(" ".join(filter(None, texts)))
   if found:
@@ -348,11 +350,23 @@ def _answer(question: Question, studies: Sequence[Result],
                    "are any.", (one.command,))
 
 
+def _counts(found: Sequence[Difference]) -> str:
+  """How often a variant is the better and the worse one, where it is compared on several sets."""
+  by_pair: dict[tuple[str, str], Counter[str]] = {}
+  for one in found:
+    pair = (one.comparison.variant, one.comparison.baseline)
+    by_pair.setdefault(pair, Counter())[one.verdict] += 1
+  return " ".join(
+      f"**`{variant}` against `{baseline}`: worse on {counts['higher']} of {counts.total()} sets, "
+      f"better on {counts['lower']}.**"
+      for (variant, baseline), counts in by_pair.items() if counts.total() > 2)
+
+
 def _sentence(found: Sequence[Difference]) -> str:
   by_verdict: dict[str, list[str]] = {}
   for one in found:
     by_verdict.setdefault(one.verdict, []).append(str(one))
-  words = {"lower": "Lower than the baseline", "higher": "Higher than the baseline",
+  words = {"lower": "Lower than the baseline's, so better", "higher": "Higher, so worse",
            "undecided": "Undecided", "no interval": "Without an interval, so nothing is decided"}
   return " ".join(f"{text}: {'; '.join(by_verdict[verdict])}." for verdict, text in words.items()
                   if verdict in by_verdict) or "None of it was run here."

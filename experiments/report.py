@@ -99,13 +99,14 @@ def study_page(answers: Sequence[Block], folder: Path) -> str:
 
 def report(results: Sequence[Result], judged: Sequence[claims.Judged],
            answers: Sequence[Block]) -> list[Block]:
-  """The page: tables, claims, the study, figures, and every row."""
+  """The page: the study, tables, claims, figures, and every row."""
   blocks: list[Block] = [Paragraph(
-      "Every table of the paper with the figures of this project, its claims, and all that was "
-      "measured. A row is **comparable** where data and size are the paper's; elsewhere the "
+      "What a study at a small size answers, every table of the paper with the figures of this "
+      "project, the paper's claims, and all that was measured. A row is **comparable** where data and size are the paper's; elsewhere the "
       "paper's figure stands beside ours for orientation only, and no difference is shown. Spread "
       "is the sample standard deviation over seeds; a difference is ours less the paper's. Errors "
       "of pictures are in units of the squared range of a pixel.")]
+  blocks += [Heading(2, STUDY_TITLE), *answers]
   paper, found = paper_tables.read_paper(), paper_tables.locate(results)
   for name, shape in paper_tables.TABLES.items():
     blocks.append(Heading(2, shape.title))
@@ -113,7 +114,6 @@ def report(results: Sequence[Result], judged: Sequence[claims.Judged],
       blocks += _part(part, found)
   blocks += [Heading(2, "Table 7: complexity"), *_table7(results)]
   blocks += [Heading(2, CLAIMS_TITLE), *claims.as_blocks(judged)]
-  blocks += [Heading(2, STUDY_TITLE), *answers]
   blocks += [Heading(2, "Figures"), *_figures(results)]
   blocks += [Heading(2, "All rows"), *_all_rows(results)]
   return blocks
@@ -137,7 +137,7 @@ def _part(part: paper_tables.Part, found: paper_tables.Found) -> Iterator[Block]
     yield _noted(caption, result.command,
                  ("Method", "Quantity", "Ours", "Spread", "Seeds", "Paper's", "Difference",
                   "Comparable"),
-                 [((_method(cell, row), cell.column, *_beside(row, cell.figure)), row.get("note"))
+                 [((_method(cell, row), _quantity(cell, row), *_beside(row, cell.figure)), row.get("note"))
                   for cell, row in pairs])
   left = [cell for cell in part.cells if cell.path not in found]
   if left and by_result:
@@ -146,12 +146,21 @@ def _part(part: paper_tables.Part, found: paper_tables.Found) -> Iterator[Block]
     yield _not_run(part, left)
 
 
+def _quantity(cell: paper_tables.Cell, row: Row) -> str:
+  """With the epoch that stands for the paper's where it is another."""
+  if cell.path[0] == "table6" and not cell.path[-1].endswith(f"_{row['variant']}"):
+    return f"{cell.column} (here {row['variant']})"
+  return cell.column
+
+
 def _not_run(part: paper_tables.Part, left: Sequence[paper_tables.Cell]) -> Table:
   columns = tuple(dict.fromkeys(cell.column for cell in left))
   lines: dict[str, dict[str, float]] = {}
   for cell in left:
     lines.setdefault(cell.line, {})[cell.column] = cell.figure
-  return Table(f"{part.title}, **not run here**: the paper's figures. Ours would come from",
+  elsewhere = (f" What small models do on other data is under \"{STUDY_TITLE}\"."
+               if part.cells[0].path[0] == "table5" else "")
+  return Table(f"{part.title}, **not run here**: the paper's figures.{elsewhere} Ours would come from",
                (part.command,), ("Method", *columns),
                tuple((line, *(str(figures.get(column, "")) for column in columns))
                      for line, figures in lines.items()))

@@ -128,7 +128,8 @@ def _interrupted(workdir: Path) -> Result:
 
 
 def _is_experiment(name: Any) -> bool:
-  return isinstance(name, str) and (ROOT / "experiments" / f"{name}.py").is_file()
+  return (isinstance(name, str) and name.isidentifier()
+          and (ROOT / "experiments" / f"{name}.py").is_file())
 
 
 def _read(folder: Path, root: Path, outer: Optional[Result]) -> Result:

@@ -26,7 +26,7 @@ from ml_collections import ConfigDict
 from damcha_jax import reporting
 from damcha_jax.config import freeze
 from damcha_jax.config.study import StudyConfig, VARIANTS
-from damcha_jax.errors import DataError, NonFiniteError
+from damcha_jax.errors import DataError, NonFiniteError, WorkdirError
 from damcha_jax.evaluation.intervals import bootstrap, half_width
 from damcha_jax.reporting import Measurement
 from damcha_jax.training import loop
@@ -80,14 +80,24 @@ class Run(NamedTuple):
     return MAKE_TASK[self.config.experiment](self.config, self.config.attentions, self.seed)
 
   def result(self) -> Optional[dict[str, Any]]:
-    return read_result(Workdir(self.directory), name=self.config.attentions, seed=self.seed,
-                       num_steps=self.config.num_steps)
+    """Its `result.json`, or None where it is not trained to the end.
+
+    Raises:
+      WorkdirError: it cannot be read, or is that of another run or configuration.
+    """
+    workdir = Workdir(self.directory)
+    result = read_result(workdir, name=self.config.attentions, seed=self.seed,
+                         num_steps=self.config.num_steps)
+    if result is not None:
+      workdir.check_config(self.config, self.config.attentions, self.seed)
+    return result
 
 
 def train_and_evaluate(config: ConfigDict, workdir: Path) -> list[reporting.Row]:
   """Tunes and trains all that is left; writes `summary.json` and `figures/`."""
   config = freeze(config, StudyConfig)
   check(config)
+  _check_first_seed(config, Workdir(workdir))
   common.claim(Workdir(workdir), config, EXTENSIBLE)
   scores = tune(config, workdir)
   factors = winners(scores)
@@ -117,6 +127,17 @@ def check(config: StudyConfig) -> None:
         raise
       raise DataError(f"{error}; 'python -m damcha_jax.data.make_samples {maker}' makes it, or leave "
                       "its cells out") from error
+
+
+def _check_first_seed(config: StudyConfig, workdir: Workdir) -> None:
+  """Raises `WorkdirError` if the workdir's exploratory cells have another seed, before it is claimed."""
+  present = workdir.read_config() or {}
+  seeds = present.get("seeds")
+  if present.get("exploratory") and isinstance(seeds, list) and seeds[:1] != [config.seeds[0]]:
+    named = ",".join(map(str, dict.fromkeys((*seeds, *config.seeds))))
+    raise WorkdirError(f"the exploratory cells of workdir {workdir.path} have its first seed, "
+                       f"{seeds[0]}; name that first, as --config.seeds={named}, or choose another "
+                       "workdir")
 
 
 def tune(config: StudyConfig, workdir: Path) -> Scores:

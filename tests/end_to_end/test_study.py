@@ -15,7 +15,7 @@ import pytest
 from configs import study_cpu
 from damcha_jax.config import freeze
 from damcha_jax.config.study import StudyConfig, VARIANTS
-from damcha_jax.errors import NonFiniteError
+from damcha_jax.errors import NonFiniteError, WorkdirError
 from experiments import analysis_runs, study
 
 ROOT = Path(__file__).parents[2]
@@ -142,6 +142,33 @@ def test_losses_that_are_lost_are_not_replaced_by_earlier_ones(tmp_path, capsys)
 
 
 @pytest.mark.families
+def test_a_first_seed_that_would_change_is_refused_and_nothing_written(tmp_path):
+  (tmp_path / "config.json").write_text('{"seeds": [0], "exploratory": "mix/damcha_flops"}')
+  before = (tmp_path / "config.json").read_bytes()
+  config = study_cpu.get_config("smoke")
+  with config.unlocked():
+    config.seeds, config.sets, config.exploratory, config.shift = (1, 0), "mix", "", ""
+    config.variants = "mha"
+  with pytest.raises(WorkdirError, match="has.* first seed, 0; .*--config.seeds=0,1"):
+    study.train_and_evaluate(config, tmp_path)
+  assert (tmp_path / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("factor, message", [(1.0, None), (2.0, "optimizer.learning_rate")])
+def test_a_run_of_another_configuration_is_no_result(tmp_path, factor, message):
+  trained = ROOT / "results/cpu/mix/damcha/damcha/seed0"
+  shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+  config = freeze(study_cpu.get_config(), StudyConfig)
+  rate = json.loads((trained / "config.json").read_text())["optimizer"]["learning_rate"]
+  factor *= rate / config.family_config("mix", "damcha").optimizer.learning_rate
+  run = study.Run("mix", "damcha", config.family_config("mix", "damcha", factor), 0, tmp_path)
+  if message is None:
+    assert run.result()["name"] == "damcha"
+  else:
+    with pytest.raises(WorkdirError, match=message):
+      run.result()
+
+
 def test_every_variant_can_be_trained():
   config = study_cpu.get_config("smoke")
   with config.unlocked():

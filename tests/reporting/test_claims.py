@@ -14,7 +14,7 @@ from experiments import paper_tables
 from experiments.claims import (Absent, Claim, Evidence, INCONSISTENT, NEEDS_HARDWARE,
                                 NOT_REPRODUCED, NOT_RUN, REPRODUCED)
 from experiments.paper_claims import CLAIMS
-from experiments.results import read_results
+from experiments.results import ResultsError, read_results
 
 PAPER = paper_tables.read_paper()
 
@@ -164,10 +164,10 @@ def test_two_parts_add_up_by_what_the_structural_one_is_of(tmp_path, of_mean, of
 
 
 @pytest.mark.parametrize("paper, robust, spread, status", [
-    (0.5, 0.6, 0.1, REPRODUCED), (0.001, 0.6, 0.1, "holds only under `preset=robust`"),
-    (0.101, 0.6, 0.1, "holds only under `preset=robust`"), (0.101, 0.6, None, REPRODUCED),
+    (0.5, 0.6, 0.1, REPRODUCED), (0.001, 0.6, 0.1, "holds only under `preset=robust` on mix"),
+    (0.101, 0.6, 0.1, "holds only under `preset=robust` on mix"), (0.101, 0.6, None, REPRODUCED),
     (0.001, 0.002, 0.1, NOT_REPRODUCED)])
-def test_adaptivity_is_judged_by_preset_and_for_most_seeds(tmp_path, paper, robust, spread, status):
+def test_adaptivity_is_judged_by_preset_and_set_and_for_most_seeds(tmp_path, paper, robust, spread, status):
   rows = [row("damcha", "adaptivity", paper, spread=spread),
           row("damcha_robust", "adaptivity", robust, spread=spread)]
   assert runs.adapts(_evidence(tmp_path, "study", "study_cpu:paper", rows)).status == status
@@ -241,6 +241,15 @@ def test_an_absent_result_has_the_status_that_the_claim_names():
     raise Absent
   (one,) = claims.judge([Claim("1", "text", absent, ("run",), NEEDS_HARDWARE)], [], PAPER)
   assert one.verdict.status == NEEDS_HARDWARE and one.commands == ()
+
+
+def test_rows_that_do_not_go_together_are_named_and_faults_of_ours_are_not_hidden(tmp_path):
+  rows = [row("mha", "table7_residual", 0.0, variant="table7 scores")]  # and no totals
+  made_up_results.write(tmp_path, "efficiency", "costs:paper", rows)
+  with pytest.raises(ResultsError, match="the rows of costs-paper do not tell .*complexities"):
+    claims.judge(CLAIMS, read_results(tmp_path), PAPER)
+  with pytest.raises(ZeroDivisionError):
+    claims.judge([Claim("1", "text", lambda _: 1 / 0, ("run",))], [], PAPER)
 
 
 def test_table_6_is_filled_by_the_last_two_milestones(tmp_path):

@@ -140,3 +140,12 @@ def test_a_value_that_no_option_can_tell_is_named(tmp_path):
   made_up_results.write(tmp_path, "efficiency", "table2:paper", [], shapes=[{"features": 3}])
   with pytest.raises(ResultsError, match="another 'shapes'"):
     read_results(tmp_path)
+
+
+@pytest.mark.parametrize("experiment", ["../configs/mix", "no_such", "", None])
+def test_a_summary_of_no_experiment_of_ours_is_refused(tmp_path, experiment):
+  made_up_results.write(tmp_path, "study", "study_cpu:paper", [])
+  (path,) = tmp_path.rglob("summary.json")
+  path.write_text(json.dumps({**json.loads(path.read_text()), "experiment": experiment}))
+  with pytest.raises(ResultsError, match="no summary of this suite's experiments"):
+    read_results(tmp_path)

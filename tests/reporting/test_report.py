@@ -275,6 +275,14 @@ def test_markdown_keeps_what_is_special_to_it():
   text = document.to_markdown("T", [table], Path())
   assert "a\\_b `run it`" in text and "| x\\|y | M\\*\\_c |" in text
   assert "| `a_b\\|c` | \\<1 |" in text
+  text = document.to_markdown("T", [document.Paragraph("[1] [x](javascript:alert(1))")], Path())
+  assert "[1] [x]\\(javascript:alert(1))" in text
+
+
+@pytest.mark.parametrize("variant, told", [("epoch4", "Top-1 (here epoch4)"), ("epoch100", "Top-1")])
+def test_an_epoch_that_stands_for_the_papers_is_told(variant, told):
+  cell = paper_tables.Cell(("table6", "MHA", "top1_epoch100"), 69.02, "MHA", "Top-1")
+  assert report._quantity(cell, made_up_results.row("mha", "top1", 1.0, variant=variant)) == told
 
 
 def test_a_line_of_formats_is_one_figure(tmp_path):

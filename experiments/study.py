@@ -58,6 +58,8 @@ TUNING = "tuning"
 # Files and folders, and what makes them.
 NOT_SHIPPED = {"webster.txt": "dictionary --out=~/.cache/damcha_jax",
                "more_pairs": "more_pairs --out=~/.cache/damcha_jax/more_pairs"}
+# In which a run that its family's own command trained may differ.
+NO_PART_OF_TRAINING = ("size", "logging")
 Cell = tuple[str, str]  # set, variant
 Scores = dict[tuple[Cell, float], float]  # by factor
 Key = tuple[str, str, str, Optional[str], int]  # set, variant, split, part of it, seed
@@ -79,6 +81,10 @@ class Run(NamedTuple):
   def task(self) -> Task:
     return MAKE_TASK[self.config.experiment](self.config, self.config.attentions, self.seed)
 
+  def is_complete(self) -> bool:
+    """Whether it has a result, with whatever learning rate: which is its own, tuning tells."""
+    return (self.directory / "result.json").exists()
+
   def result(self) -> Optional[dict[str, Any]]:
     """Its `result.json`, or None where it is not trained to the end.
 
@@ -89,7 +95,7 @@ class Run(NamedTuple):
     result = read_result(workdir, name=self.config.attentions, seed=self.seed,
                          num_steps=self.config.num_steps)
     if result is not None:
-      workdir.check_config(self.config, self.config.attentions, self.seed)
+      workdir.check_config(self.config, self.config.attentions, self.seed, NO_PART_OF_TRAINING)
     return result
 
 
@@ -145,7 +151,7 @@ def tune(config: StudyConfig, workdir: Path) -> Scores:
 
   An end of the grid that is the best is no optimum: the grid goes on beyond it until it is not.
   """
-  num_later = len(_untrained(_runs(config, workdir, {})))
+  num_later = sum(not run.is_complete() for run in _runs(config, workdir, {}))
   factors = {cell: sorted(config.tuning.factors) for cell in config.tuned}
   scores: Scores = {}
   while True:

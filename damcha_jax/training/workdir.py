@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import fcntl
 import importlib.metadata
@@ -58,8 +58,11 @@ class Workdir:
     with lock:
       yield
 
-  def check_config(self, config: Any, name: str, seed: int) -> None:
-    """Raises `WorkdirError`, naming the first differing key, if another configuration ran here."""
+  def check_config(self, config: Any, name: str, seed: int, ignored: Sequence[str] = ()) -> None:
+    """Raises `WorkdirError`, naming the first differing key, if another configuration ran here.
+
+    The keys `ignored` may differ.
+    """
     present = self.read_config()
     if present is None:
       checkpoints = self.path / "checkpoints"
@@ -67,7 +70,8 @@ class Workdir:
         raise WorkdirError(f"{checkpoints} has checkpoints, but no config.json beside it tells of "
                            "which configuration; restore the file or choose another workdir")
       return
-    difference = first_difference(present, _description(config, name, seed))
+    wanted = _description(config, name, seed)
+    difference = first_difference({**present, **{key: wanted.get(key) for key in ignored}}, wanted)
     if difference:
       key, old, new = difference
       raise WorkdirError(f"workdir {self.path} holds a run with {key}={old!r}, not {new!r}; choose "

@@ -135,7 +135,7 @@ def test_what_tuning_changed():
     assert dataset != "images" or gains["dcmha"] < 0  # "worse than untuned"
   assert "the difference between them {:.1f} times as large".format(
       differences["images"][1] / differences["images"][0]) in text
-  assert differences["concepts"][0] > 0 > differences["concepts"][1]  # "turns it round"
+  assert differences["concepts"][0] > 0 > differences["concepts"][1]  # "reverses their order"
 
 
 def test_how_long_the_study_trained():

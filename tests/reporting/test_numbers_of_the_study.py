@@ -64,6 +64,11 @@ def test_what_is_said_of_the_study():
     value, half = (larger[name, "damcha", f"nats_minus_mha{end}", None]["value"]
                    for end in ("", "_ci95"))
     assert f"{value:+.3f} ± {half:.3f} {words}" in text
+  sets_of_text = [
+      "{:+.3f} ± {:.3f}".format(*(larger[name, "damcha", f"nats_minus_dcmha{end}", None]["value"]
+                                  for end in ("", "_ci95")))
+      for name in ("dictionary", "dictionary_text8", "dictionary_mix")]
+  assert "; less DCMHA, {}, {} and {}. With".format(*sets_of_text) in text
   more = lambda name, other: "{:+.3f} ± {:.3f}".format(
       *(published.value("cpu_more_pairs", "more_pairs", name, f"nats_minus_{other}{end}", None)
         for end in ("", "_ci95")))

@@ -335,7 +335,8 @@ def _answer(question: Question, studies: Sequence[Result],
   commands = [command for command, each in by_study.items() if each]
   yield Heading(3, question.text)
   sets = {one.comparison.set for one in found}
-  texts = (_counts(found), _sentence(found), *(study.said(say, evidence) for say in question.also), question.reading,
+  texts = (_counts(found), _sentence(found),
+           *(study.said(say, evidence) for say in question.also), question.reading,
            *(about for name, about in _ABOUT.items() if name in sets))
   yield Paragraph(" ".join(filter(None, texts)))
   if found:

@@ -102,7 +102,8 @@ def report(results: Sequence[Result], judged: Sequence[claims.Judged],
   """The page: the study, tables, claims, figures, and every row."""
   blocks: list[Block] = [Paragraph(
       "What a study at a small size answers, every table of the paper with the figures of this "
-      "project, the paper's claims, and all that was measured. A row is **comparable** where data and size are the paper's; elsewhere the "
+      "project, the paper's claims, and all that was measured. A row is **comparable** where data "
+      "and size are the paper's; elsewhere the "
       "paper's figure stands beside ours for orientation only, and no difference is shown. Spread "
       "is the sample standard deviation over seeds; a difference is ours less the paper's. Errors "
       "of pictures are in units of the squared range of a pixel.")]
@@ -137,8 +138,8 @@ def _part(part: paper_tables.Part, found: paper_tables.Found) -> Iterator[Block]
     yield _noted(caption, result.command,
                  ("Method", "Quantity", "Ours", "Spread", "Seeds", "Paper's", "Difference",
                   "Comparable"),
-                 [((_method(cell, row), _quantity(cell, row), *_beside(row, cell.figure)), row.get("note"))
-                  for cell, row in pairs])
+                 [((_method(cell, row), _quantity(cell, row), *_beside(row, cell.figure)),
+                   row.get("note")) for cell, row in pairs])
   left = [cell for cell in part.cells if cell.path not in found]
   if left and by_result:
     yield Folded(f"{part.title}: what none of these runs has", (_not_run(part, left),))
@@ -160,8 +161,8 @@ def _not_run(part: paper_tables.Part, left: Sequence[paper_tables.Cell]) -> Tabl
     lines.setdefault(cell.line, {})[cell.column] = cell.figure
   elsewhere = (f" What small models do on other data is under \"{STUDY_TITLE}\"."
                if part.cells[0].path[0] == "table5" else "")
-  return Table(f"{part.title}, **not run here**: the paper's figures.{elsewhere} Ours would come from",
-               (part.command,), ("Method", *columns),
+  return Table(f"{part.title}, **not run here**: the paper's figures.{elsewhere} Ours would come "
+               "from", (part.command,), ("Method", *columns),
                tuple((line, *(str(figures.get(column, "")) for column in columns))
                      for line, figures in lines.items()))
 

@@ -138,8 +138,8 @@ def check(config: StudyConfig) -> None:
 def _check_first_seed(config: StudyConfig, workdir: Workdir) -> None:
   """Raises `WorkdirError` if the workdir's exploratory cells have another seed, before it is claimed."""
   present = workdir.read_config() or {}
-  seeds = present.get("seeds")
-  if present.get("exploratory") and isinstance(seeds, list) and seeds[:1] != [config.seeds[0]]:
+  seeds = present["seeds"] if isinstance(present.get("seeds"), list) else []
+  if present.get("exploratory") and seeds and seeds[0] != config.seeds[0]:
     named = ",".join(map(str, dict.fromkeys((*seeds, *config.seeds))))
     raise WorkdirError(f"the exploratory cells of workdir {workdir.path} have its first seed, "
                        f"{seeds[0]}; name that first, as --config.seeds={named}, or choose another "

@@ -62,6 +62,7 @@ def test_memory_is_what_the_planner_says(gibibytes, config):
 
 def test_the_table_covers_every_experiment_that_trains():
   assert len(ROWS) > 10 and MFU_RANGE == (0.15, 0.5)
+  assert {config for _, config in MEMORY} == {"mix", "cifar10", "wmt14", "vit_s16"}
   assert {name for configs, *_ in ROWS for name in re.findall(r"`(\w+)`", configs)} == {
       "mix", "enwik8", "text8", "cifar10", "cifar100", "wmt14", "commongen", "vit_s16"}
 
